@@ -1,0 +1,1 @@
+"""Interface types: each turns batches of the operating system into batches of packets and back."""

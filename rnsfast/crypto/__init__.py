@@ -1,0 +1,1 @@
+"""Keys, tokens and signatures, with batch functions as the primary form."""

@@ -1,0 +1,1 @@
+"""The runtime: reactor, dispatcher, configuration, storage and the thread-facing API."""

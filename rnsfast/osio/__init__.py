@@ -1,0 +1,1 @@
+"""Operating-system back ends that move packets in batches."""
