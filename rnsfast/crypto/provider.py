@@ -1,0 +1,243 @@
+"""The seam to the C libraries that do Ed25519 and X25519.
+
+Three ways in, the same results:
+
+    sodium   libsodium, the copy bundled with PyNaCl, through ctypes.PyDLL: the calls keep the GIL
+    pynacl   libsodium through PyNaCl's own bindings: every call releases the GIL
+    openssl  OpenSSL through `cryptography`
+
+A call that releases the GIL may wait a whole switch interval (5 ms) to get it back when another thread computes; one
+signature takes 13 us.  So calls this short keep it.  The figures are in docs/decisions.md, "Cryptography providers".
+RNSFAST_CRYPTO=sodium|pynacl|openssl overrides the choice, for tests and measurements.
+
+All take and return raw bytes. Keys have the right length: the callers see to that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Final, Protocol
+
+ENVIRONMENT: Final = "RNSFAST_CRYPTO"
+_ZERO: Final = bytes(32)
+
+Sign = Callable[[bytes], bytes]
+Verify = Callable[[bytes, bytes], bool]  # (signature, message)
+Exchange = Callable[[bytes], bytes | None]  # public key of the peer -> shared secret, None if it is all zeroes
+
+
+class Provider(Protocol):
+    """What `ed25519` and `x25519` need of a library. Functions are made once a key, then called once a message."""
+
+    name: str
+
+    def ed25519_public(self, seed: bytes) -> bytes:
+        """The public key of a 32-byte seed."""
+
+    def signer(self, seed: bytes) -> Sign:
+        """A function that signs with this seed."""
+
+    def verifier(self, public: bytes) -> Verify:
+        """A function that verifies with this key. Never raises; the signature may have any length."""
+
+    def x25519_public(self, private: bytes) -> bytes:
+        """The public key of 32 private bytes, which need not be clamped."""
+
+    def exchanger(self, private: bytes) -> Exchange:
+        """A function that agrees on a secret with a public key of 32 bytes."""
+
+
+class OpenSSL:
+    """OpenSSL through `cryptography`."""
+
+    name = "openssl"
+
+    def __init__(self) -> None:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
+
+        self._ed, self._x, self._invalid = ed25519, x25519, InvalidSignature
+
+    def ed25519_public(self, seed: bytes) -> bytes:
+        return self._ed.Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+
+    def signer(self, seed: bytes) -> Sign:
+        return self._ed.Ed25519PrivateKey.from_private_bytes(seed).sign
+
+    def verifier(self, public: bytes) -> Verify:
+        check, invalid = self._ed.Ed25519PublicKey.from_public_bytes(public).verify, self._invalid
+
+        def verify(signature: bytes, message: bytes) -> bool:
+            try:
+                check(signature, message)
+            except invalid:
+                return False
+            return True
+
+        return verify
+
+    def x25519_public(self, private: bytes) -> bytes:
+        return self._x.X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+    def exchanger(self, private: bytes) -> Exchange:
+        agree, load = self._x.X25519PrivateKey.from_private_bytes(private).exchange, self._x.X25519PublicKey
+
+        def exchange(public: bytes) -> bytes | None:
+            try:
+                return agree(load.from_public_bytes(public))
+            except ValueError:  # the secret would be all zeroes
+                return None
+
+        return exchange
+
+
+class Sodium:
+    """libsodium through ctypes, keeping the GIL. OSError or AttributeError if its symbols cannot be reached."""
+
+    name = "sodium"
+
+    def __init__(self) -> None:
+        import nacl._sodium  # type: ignore[import-untyped,unused-ignore]
+
+        library = ctypes.PyDLL(nacl._sodium.__file__)
+        text, size, out = ctypes.c_char_p, ctypes.c_ulonglong, ctypes.c_void_p
+        library.sodium_init.restype = ctypes.c_int
+        if library.sodium_init() < 0:
+            raise OSError("libsodium could not be initialised")
+
+        def function(symbol: str, *arguments: type) -> Callable[..., int]:
+            found = getattr(library, symbol)
+            found.argtypes, found.restype = arguments, ctypes.c_int
+            return found  # type: ignore[no-any-return]
+
+        self._keypair = function("crypto_sign_ed25519_seed_keypair", out, out, text)
+        self._sign = function("crypto_sign_ed25519_detached", out, out, text, size, text)
+        self._verify = function("crypto_sign_ed25519_verify_detached", text, text, size, text)
+        self._base = function("crypto_scalarmult_curve25519_base", out, text)
+        self._multiply = function("crypto_scalarmult_curve25519", out, text, text)
+        self._key_type = ctypes.c_char * 32
+        self._signature_type = ctypes.c_char * 64
+
+    def _pair(self, seed: bytes) -> tuple[bytes, bytes]:
+        public, secret = self._key_type(), self._signature_type()
+        self._keypair(public, secret, seed)
+        return public.raw, secret.raw
+
+    def ed25519_public(self, seed: bytes) -> bytes:
+        return self._pair(seed)[0]
+
+    def signer(self, seed: bytes) -> Sign:
+        call, new, (_, secret) = self._sign, self._signature_type, self._pair(seed)
+
+        def sign(message: bytes) -> bytes:
+            signature = new()  # one a call, so that threads may share a key
+            call(signature, None, message, len(message), secret)
+            return signature.raw
+
+        return sign
+
+    def verifier(self, public: bytes) -> Verify:
+        call = self._verify
+
+        def verify(signature: bytes, message: bytes) -> bool:
+            return len(signature) == 64 and call(signature, message, len(message), public) == 0
+
+        return verify
+
+    def x25519_public(self, private: bytes) -> bytes:
+        public = self._key_type()
+        self._base(public, private)
+        return public.raw
+
+    def exchanger(self, private: bytes) -> Exchange:
+        call, new = self._multiply, self._key_type
+
+        def exchange(public: bytes) -> bytes | None:
+            shared = new()
+            return shared.raw if call(shared, private, public) == 0 else None
+
+        return exchange
+
+
+class PyNaCl:
+    """libsodium through PyNaCl's bindings, which release the GIL in each call."""
+
+    name = "pynacl"
+
+    def __init__(self) -> None:
+        import nacl.bindings
+        from nacl._sodium import ffi, lib  # type: ignore[import-untyped,unused-ignore]
+
+        nacl.bindings.sodium_init()
+        self._ffi, self._lib = ffi, lib
+
+    def _pair(self, seed: bytes) -> tuple[bytes, bytes]:
+        public, secret = self._ffi.new("unsigned char[32]"), self._ffi.new("unsigned char[64]")
+        self._lib.crypto_sign_seed_keypair(public, secret, seed)
+        return self._ffi.buffer(public)[:], self._ffi.buffer(secret)[:]
+
+    def ed25519_public(self, seed: bytes) -> bytes:
+        return self._pair(seed)[0]
+
+    def signer(self, seed: bytes) -> Sign:
+        call, new, buffer, (_, secret) = (
+            self._lib.crypto_sign_detached,
+            self._ffi.new,
+            self._ffi.buffer,
+            self._pair(seed),
+        )
+        kind, null = self._ffi.typeof("unsigned char[64]"), self._ffi.NULL
+
+        def sign(message: bytes) -> bytes:
+            signature = new(kind)
+            call(signature, null, message, len(message), secret)
+            return buffer(signature)[:]  # type: ignore[no-any-return]
+
+        return sign
+
+    def verifier(self, public: bytes) -> Verify:
+        call = self._lib.crypto_sign_verify_detached
+
+        def verify(signature: bytes, message: bytes) -> bool:
+            return len(signature) == 64 and call(signature, message, len(message), public) == 0
+
+        return verify
+
+    def x25519_public(self, private: bytes) -> bytes:
+        public = self._ffi.new("unsigned char[32]")
+        self._lib.crypto_scalarmult_base(public, private)
+        return self._ffi.buffer(public)[:]  # type: ignore[no-any-return]
+
+    def exchanger(self, private: bytes) -> Exchange:
+        call, new, buffer = self._lib.crypto_scalarmult, self._ffi.new, self._ffi.buffer
+        kind = self._ffi.typeof("unsigned char[32]")
+
+        def exchange(public: bytes) -> bytes | None:
+            shared = new(kind)
+            return buffer(shared)[:] if call(shared, private, public) == 0 else None
+
+        return exchange
+
+
+PROVIDERS: Final[dict[str, Callable[[], Provider]]] = {"sodium": Sodium, "pynacl": PyNaCl, "openssl": OpenSSL}
+
+
+@cache
+def provider(name: str | None = None) -> Provider:
+    """The provider of that name; None: the one RNSFAST_CRYPTO names, else the fastest that works here.
+
+    Raises ValueError for an unknown name. Where libsodium's symbols cannot be reached, OpenSSL takes its place unless
+    another was asked for by name.
+    """
+    wanted = name or os.environ.get(ENVIRONMENT)
+    if wanted:
+        if wanted not in PROVIDERS:
+            raise ValueError(f"{ENVIRONMENT} is {wanted!r}, not one of {', '.join(PROVIDERS)}")
+        return PROVIDERS[wanted]()
+    try:
+        return Sodium()
+    except (ImportError, OSError, AttributeError):  # PyNaCl built without a dynamic symbol table, or not there
+        return OpenSSL()

@@ -1,0 +1,63 @@
+"""The file `known_destinations`.  Protocol 01, section 2.3.
+
+msgpack map  destination hash bin 16 -> [received, packet hash, public key, app data, use mark]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from rnsfast.wire.storedmsgpack import pack, unpack
+
+NEVER_USED: Final = 0
+RETAINED: Final = -1  # for ever
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDestination:
+    """What is remembered of a destination that announced itself."""
+
+    destination: bytes  # 16 bytes
+    received: float  # unix time
+    packet_hash: bytes  # 32 bytes, of the announce
+    public_key: bytes  # 64 bytes
+    app_data: bytes | None
+    used: float  # NEVER_USED, RETAINED, or the unix time of the last use
+
+
+def parse_known_destinations(file: bytes) -> list[KnownDestination] | None:
+    """The readable entries of the file, in its order; None if the file is damaged. Bad entries are left out.
+
+    Entries with four values are of an older release: they count as never used.
+    """
+    table = unpack(file)
+    if not isinstance(table, dict):
+        return None
+    entries = (_entry(key, fields) for key, fields in table.items())
+    return [entry for entry in entries if entry is not None]
+
+
+def _entry(key: object, fields: object) -> KnownDestination | None:
+    if not isinstance(key, bytes) or len(key) != 16 or not isinstance(fields, list) or len(fields) not in (4, 5):
+        return None
+    received, packet_hash, public_key, app_data = fields[:4]
+    used = fields[4] if len(fields) == 5 else NEVER_USED
+    if not isinstance(received, (int, float)) or not isinstance(used, (int, float)):
+        return None
+    if not isinstance(packet_hash, bytes) or not isinstance(public_key, bytes) or len(public_key) != 64:
+        return None
+    if app_data is not None and not isinstance(app_data, bytes):
+        return None
+    return KnownDestination(key, received, packet_hash, public_key, app_data, used)
+
+
+def build_known_destinations(entries: Iterable[KnownDestination]) -> bytes:
+    """The file. ValueError if a key has not 16 bytes or a public key not 64."""
+    table = {}
+    for e in entries:
+        if len(e.destination) != 16 or len(e.public_key) != 64:
+            raise ValueError(f"destination {e.destination.hex()} with a public key of {len(e.public_key)} bytes")
+        table[e.destination] = [e.received, e.packet_hash, e.public_key, e.app_data, e.used]
+    return pack(table)
