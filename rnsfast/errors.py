@@ -52,11 +52,30 @@ class IdentityError(RnsfastError, ValueError):
 
 
 class ConfigError(RnsfastError, ValueError):
-    """A configuration that cannot work. The message names file, line, section and option."""
+    """A configuration that cannot work. The message names file, line, section and option; the attributes do too."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str | None = None,
+        line: int | None = None,
+        section: str | None = None,
+        key: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.file, self.line, self.section, self.key = file, line, section, key
 
 
 class InterfaceError(RnsfastError, OSError):
-    """An interface that could not be opened. The message names the interface, the address and the cause."""
+    """An interface that could not be opened. The message names the interface, the address and the cause.
+
+    `retryable` says whether the obstacle may go away by itself: a port that is in use, a device that is not there yet.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
 
 
 class StorageError(RnsfastError, OSError):
