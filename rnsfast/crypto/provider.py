@@ -100,7 +100,7 @@ class Sodium:
     name = "sodium"
 
     def __init__(self) -> None:
-        import nacl._sodium  # type: ignore[import-untyped,unused-ignore]
+        import nacl._sodium  # type: ignore[import-not-found,unused-ignore]
 
         library = ctypes.PyDLL(nacl._sodium.__file__)
         text, size, out = ctypes.c_char_p, ctypes.c_ulonglong, ctypes.c_void_p
@@ -169,7 +169,7 @@ class PyNaCl:
 
     def __init__(self) -> None:
         import nacl.bindings
-        from nacl._sodium import ffi, lib  # type: ignore[import-untyped,unused-ignore]
+        from nacl._sodium import ffi, lib  # type: ignore[import-not-found,unused-ignore]
 
         nacl.bindings.sodium_init()
         self._ffi, self._lib = ffi, lib

@@ -4,11 +4,11 @@
 
     key of 64 bytes: 32 for the HMAC, then 32 for AES-256; of 32 bytes: 16, then 16 for AES-128
 
-A batch under one key is one call of the cipher each way.  To open, `IV1|C1|IV2|C2|...` is decrypted as one stream: a block
-depends on the one before it and on no other, so every message comes out right, and noise stands where its IV stood.  To
-seal, `R1|P1|R2|P2|...` is encrypted as one stream, each R a fresh random block: its ciphertext is a uniformly random IV
-for the message behind it.  The same argument makes a cipher object good for ever: what it chained from the batch before
-goes into a random block or into noise.
+A batch under one key is one call of the cipher each way.  To open, `IV1|C1|IV2|C2|...` is decrypted as one stream: a
+block depends on the one before it and on no other, so every message comes out right, and noise stands where its IV
+stood.  To seal, `R1|P1|R2|P2|...` is encrypted as one stream, each R a fresh random block: its ciphertext is a
+uniformly random IV for the message behind it.  The same argument makes a cipher object good for ever: what it chained
+from the batch before goes into a random block or into noise.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TokenKey:
             sealed = encrypt(b"%b%b%b" % (self._entropy(16), plain, pads[len(plain) & 15]))
             return [sealed + hmac(mac, sealed, "sha256")]
         random = self._entropy(BLOCK * len(plaintexts))
-        parts = []
+        parts: list[bytes] = []
         at = 0
         for plain in plaintexts:
             parts += (random[at : at + 16], plain, pads[len(plain) & 15])

@@ -8,8 +8,8 @@
     64    signature      over destination | public key | name hash | random blob | ratchet | app data
     rest  app data       may be absent
 
-Whoever builds one makes an `Announce` with an empty signature, signs `signed_data` of it, and puts the signature in with
-`build_announce`.
+Whoever builds one makes an `Announce` with an empty signature, signs `signed_data` of it, and puts the signature in
+with `build_announce`.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def build_rtt(rtt: float) -> bytes:
     return b"\xcb" + _F64.pack(rtt)
 
 
-def parse_rtt(plain: bytes) -> float | None | Drop:
+def parse_rtt(plain: bytes) -> float | Drop | None:
     """Seconds; None for a number that is no duration (NaN, infinite, negative); the Drop if it is no number at all.
 
     Reads msgpack floats of both sizes and integers. Bytes behind the number are ignored.

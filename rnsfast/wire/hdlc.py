@@ -76,7 +76,7 @@ class HdlcDecoder:
             for frame in rest:
                 if frame:
                     if b"}" in frame:
-                        frame = frame.replace(b"}^", b"~").replace(b"}]", b"}")  # noqa: PLW2901
+                        frame = frame.replace(b"}^", b"~").replace(b"}]", b"}")
                     if 20 <= len(frame) <= longest:
                         frames.append(frame)
                     else:

@@ -1,10 +1,10 @@
-"""Interface access codes: every packet of an interface coded and masked under a shared secret.  Protocol 01, section 10.
+"""Interface access codes: every packet coded and masked under a shared secret.  Protocol 01, section 10.
 
     plain   flags 1 | hops 1 | rest
     coded   flags 1 | hops 1 | code N | rest        bit 7 of flags set; all masked but the code
 
-The code is the last N bytes of the packet's Ed25519 signature under a key that both ends derive; the mask is derived from
-the code.
+The code is the last N bytes of the packet's Ed25519 signature under a key that both ends derive; the mask is derived
+from the code.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class KissDecoder:
         first, *rest = bytes(chunk).split(b"\xc0")
         self._collect(first)
         for part in rest:
-            # Each part stands behind a delimiter. It ends an open data frame, and then opens none itself; else it opens.
+            # A delimiter stands before each part. It ends an open data frame and then opens none; else it opens one.
             if self._inside and self._finish(frames):
                 self.reset()
             else:
