@@ -218,9 +218,10 @@ class Waits:
 class Peer:
     """A process that takes commands as JSON lines and answers with replies and events as JSON lines.
 
-    A command is `{"id": n, "do": name, …}`; its reply `{"re": n, "ok": true, …}` or `{"re": n, "ok": false, "error": …}`.
-    An event is `{"event": name, …}`. A line that is no JSON object becomes the event "line" with its `text`. Events are
-    kept in the order they came until `expect` takes them. Every method may be called from any thread.
+    A command is `{"id": n, "do": name, …}`. Its reply is `{"re": n, "ok": true, …}` or, when it failed,
+    `{"re": n, "ok": false, "error": …}`. An event is `{"event": name, …}`. A line that is no JSON object becomes the
+    event "line" with its `text`. Events are kept in the order they came until `expect` takes them. Every method may be
+    called from any thread.
     """
 
     command: Sequence[str]

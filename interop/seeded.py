@@ -34,3 +34,16 @@ def data(kind: str, seed: int | str, size: int, offset: int = 0) -> bytes:
 def digest(content: bytes) -> str:
     """SHA-256 as hex."""
     return hashlib.sha256(content).hexdigest()
+
+
+def message_bytes(seed: int | str, number: int, size: int) -> bytes:
+    """Content of channel message `number` of a series."""
+    return random_bytes(f"{seed}/{number}", size)
+
+
+def series_digest(seed: int | str, count: int, size: int, first: int = 0) -> str:
+    """SHA-256 over a whole series of channel messages: for each its number (4 bytes, big endian), then its content."""
+    total = hashlib.sha256()
+    for number in range(first, first + count):
+        total.update(number.to_bytes(4, "big") + message_bytes(seed, number, size))
+    return total.hexdigest()
