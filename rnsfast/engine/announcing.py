@@ -1,0 +1,258 @@
+"""Announces, path requests and tunnels, as an endpoint has them.  Protocol 02, sections 2, 6, 7 and 9."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from rnsfast.crypto.identity import Identity
+from rnsfast.engine.destination import Destination, Direction
+from rnsfast.engine.events import AnnounceHeard
+from rnsfast.engine.filter import HashMemory
+from rnsfast.engine.known import BLOBS_KEPT, PATH_LIFETIME, PATH_LIFETIME_BY_MODE, Known, Path, takes
+from rnsfast.engine.port import Mode
+from rnsfast.wire.announce import (
+    APP_DATA_MAX,
+    Announce,
+    build_announce,
+    emission_time,
+    parse_announce,
+    random_blob,
+    signed_data,
+)
+from rnsfast.wire.drop import Drop
+from rnsfast.wire.names import destination_hash
+from rnsfast.wire.packet import (
+    ANNOUNCE,
+    CONTEXT_FLAG,
+    CTX_NONE,
+    CTX_PATH_RESPONSE,
+    DATA,
+    MTU,
+    PLAIN,
+    SINGLE,
+    Packet,
+    make_raw,
+)
+from rnsfast.wire.pathrequest import (
+    PATH_REQUEST_DESTINATION,
+    TAG_SIZE,
+    PathRequest,
+    build_path_request,
+    parse_path_request,
+)
+from rnsfast.wire.tunnel import TUNNEL_DESTINATION, Synthesis, build_synthesis, synthesis_signed_data
+
+if TYPE_CHECKING:
+    from rnsfast.engine.engine import Engine
+    from rnsfast.engine.port import Port
+
+TAG_GENERATION: Final = 16_000  # request tags remembered, two generations of this many
+REQUEST_AGAIN: Final = 20.0  # seconds between path requests that the engine makes by itself
+REQUEST_MEMORY: Final = 45.0  # seconds a request is remembered
+EMISSION_LEAD: Final = 30  # seconds an emission time may run ahead of the clock to tell quick announces apart
+RATCHET_APP_DATA_MAX: Final = APP_DATA_MAX - 32
+
+
+class Announcing:
+    """The engine's part that learns and tells where destinations are."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._tags = HashMemory(TAG_GENERATION)
+        self._requested: dict[bytes, float] = {}  # destination to `now` of the last request; cleaned after 45 s
+
+    # ------------------------------------------------------------------ own announces
+
+    def announce(
+        self,
+        destination: Destination,
+        app_data: bytes | None,
+        now: float,
+        *,
+        port: Port | None = None,
+        is_path_response: bool = False,
+    ) -> bool:
+        """Announce an IN SINGLE destination, on one port or all that take announces. False if nothing was sent.
+
+        ValueError for another destination, or app data beyond 317 bytes (285 with ratchets), which no relay could
+        pass on.  Protocol 02, section 2.2.
+        """
+        engine = self._engine
+        if destination.direction is not Direction.IN or destination.kind != SINGLE or destination.identity is None:
+            raise ValueError(f"{destination!r}: only IN SINGLE destinations are announced")
+        data = destination.app_data if app_data is None else app_data
+        limit = APP_DATA_MAX if destination.ratchets is None else RATCHET_APP_DATA_MAX
+        if data is not None and len(data) > limit:
+            raise ValueError(f"app data of {len(data)} bytes: an announce that relays can pass on carries {limit}")
+        unix_time = now + engine.unix_offset
+        ratchet: bytes | None = None
+        if destination.ratchets is not None:
+            if destination.ratchets.rotate(unix_time, engine.entropy):
+                engine.listener.ratchets_rotated(destination)
+            ratchet = destination.ratchets.public
+            if ratchet is not None:
+                self._learn_ratchet(destination.hash, ratchet, unix_time)
+        # Peers ignore a second announce with the same whole second, so quick ones count on.
+        emission = int(unix_time)
+        if emission <= destination.last_emission < emission + EMISSION_LEAD:
+            emission = destination.last_emission + 1
+        destination.last_emission = emission
+        announce = Announce(
+            destination.hash,
+            destination.identity.public_key,
+            destination.name_hash,
+            random_blob(engine.entropy(5), emission),
+            ratchet,
+            b"",
+            data,
+        )
+        body = build_announce(announce, destination.identity.sign(signed_data(announce)))
+        flags = ANNOUNCE | (CONTEXT_FLAG if ratchet is not None else 0)
+        raw = make_raw(flags, destination.hash, CTX_PATH_RESPONSE if is_path_response else CTX_NONE, body)
+        if port is not None:
+            return port.send(raw)
+        sent = False
+        for each in engine.ports:
+            if each.online and each.outgoing and each.mode is not Mode.ACCESS_POINT:
+                sent = each.send(raw) or sent
+        return sent
+
+    # ------------------------------------------------------------------ announces of others
+
+    def receive(self, port: Port, packet: Packet, raw: bytes, digest: bytes, now: float) -> None:
+        """An announce from the network: validate, remember, take the path if it is better.  Protocol 02, 2.3."""
+        if packet.flags >> 2 & 3 != SINGLE:
+            port.drops[Drop.ANNOUNCE_TYPE] += 1
+            return
+        if len(raw) > MTU:
+            port.drops[Drop.ANNOUNCE_TOO_LONG] += 1
+            return
+        announce = parse_announce(packet)
+        if isinstance(announce, Drop):
+            port.drops[announce] += 1
+            return
+        identity = Identity.from_public(announce.public_key)
+        problem = self._validate(announce, identity)
+        if problem is not None:
+            port.drops[problem] += 1
+            return
+        unix_time = now + self._engine.unix_offset
+        is_newest = self._remember(announce, digest, unix_time)
+        if (announce.destination, SINGLE) in self._engine.destinations:
+            return
+        if not self._take_path(port, packet, announce, raw, digest, unix_time):
+            port.drops[Drop.ANNOUNCE_STALE] += 1
+            return
+        event = AnnounceHeard(
+            announce.destination,
+            announce.name_hash,
+            identity,
+            announce.app_data,
+            digest,
+            packet.hops + 1,
+            announce.ratchet if is_newest else None,
+            packet.context == CTX_PATH_RESPONSE,
+        )
+        self._engine.touched.add(announce.destination)
+        self._engine.listener.announce_heard(event)
+        if self._engine.forwarding is not None:
+            self._engine.forwarding.announce_taken(port, packet, event, now)
+
+    def _validate(self, announce: Announce, identity: Identity) -> Drop | None:
+        """What is wrong with it. Cheap checks first; the outcome is the same."""
+        if destination_hash(announce.name_hash, identity.hash) != announce.destination:
+            return Drop.ANNOUNCE_DESTINATION
+        known = self._engine.known.entries.get(announce.destination)
+        if known is not None and known.public_key != announce.public_key:
+            return Drop.ANNOUNCE_KEY_CHANGED
+        if not identity.verify(announce.signature, signed_data(announce)):
+            return Drop.ANNOUNCE_SIGNATURE
+        return None
+
+    def _remember(self, announce: Announce, digest: bytes, unix_time: float) -> bool:
+        """Known destination and ratchet, unless a newer announce was heard. An old one replayed changes nothing."""
+        known = self._engine.known
+        emitted = emission_time(announce.random_blob)
+        before = known.entries.get(announce.destination)
+        if before is not None and emitted < before.emitted:
+            return False
+        known.put(
+            announce.destination, Known(unix_time, digest, announce.public_key, announce.app_data, emitted=emitted)
+        )
+        if announce.ratchet is not None:
+            self._learn_ratchet(announce.destination, announce.ratchet, unix_time)
+        return True
+
+    def _learn_ratchet(self, destination: bytes, ratchet: bytes, unix_time: float) -> None:
+        """A ratchet is replaced by another one only; hearing the same again does not make it younger."""
+        ratchets = self._engine.known.ratchets
+        before = ratchets.get(destination)
+        if before is None or before[0] != ratchet:
+            ratchets[destination] = (ratchet, unix_time)
+            self._engine.listener.ratchet_learnt(destination, ratchet, unix_time)
+
+    def _take_path(
+        self, port: Port, packet: Packet, announce: Announce, raw: bytes, digest: bytes, unix_time: float
+    ) -> bool:
+        paths = self._engine.paths
+        destination = announce.destination
+        before, hops = paths.paths.get(destination), packet.hops + 1
+        if before is not None and not before.port.online:
+            before = None  # what leads over an interface that is down is worth nothing
+        if not takes(before, hops, announce.random_blob, unix_time):
+            return False
+        blobs = [] if before is None else before.blobs
+        if announce.random_blob not in blobs:
+            blobs = [*blobs, announce.random_blob][-BLOBS_KEPT:]
+        next_hop = packet.transport_id or destination
+        expires = unix_time + PATH_LIFETIME_BY_MODE.get(port.mode, PATH_LIFETIME)
+        paths.put(destination, Path(unix_time, next_hop, hops, expires, blobs, port, digest, announce=raw))
+        self._requested.pop(destination, None)
+        return True
+
+    # ------------------------------------------------------------------ path requests
+
+    def request_path(self, destination: bytes, now: float) -> bool:
+        """Ask everybody who can hear us for a path. False if no interface is up.  Protocol 02, section 7.1."""
+        engine = self._engine
+        self._requested[destination] = now
+        tag = engine.entropy(TAG_SIZE)
+        self._tags.add(destination + tag)
+        transport_id = engine.transport_id if engine.forwarding is not None else None
+        data = build_path_request(PathRequest(destination, transport_id, tag))
+        return engine.broadcast(make_raw(PLAIN << 2 | DATA, PATH_REQUEST_DESTINATION, CTX_NONE, data))
+
+    def receive_path_request(self, port: Port, packet: Packet, now: float) -> None:
+        """Somebody looks for a destination: if it is ours, announce it to where the question came from."""
+        request = parse_path_request(packet.data)
+        if isinstance(request, Drop):
+            port.drops[request] += 1
+            return
+        tag = request.tag[:TAG_SIZE]
+        if not self._tags.add(request.destination + tag):
+            port.drops[Drop.PATH_REQUEST_REPEATED] += 1
+            return
+        own = self._engine.destinations.get((request.destination, SINGLE))
+        if own is not None:
+            self.announce(own, None, now, port=port, is_path_response=True)
+        elif self._engine.forwarding is not None:
+            self._engine.forwarding.path_requested(port, request.destination, request.transport_id, tag, now)
+
+    def path_failed(self, destination: bytes, now: float) -> None:
+        """A link along the path came to nothing: give the path up, ask for another."""
+        if self._engine.paths.drop(destination) and now - self._requested.get(destination, -inf) > REQUEST_AGAIN:
+            self.request_path(destination, now)
+
+    def clean(self, now: float) -> None:
+        """Forget requests that are over."""
+        self._requested = {d: at for d, at in self._requested.items() if now - at < REQUEST_MEMORY}
+
+    # ------------------------------------------------------------------ tunnels
+
+    def send_tunnel(self, port: Port) -> None:
+        """Tell the other end of a connection who we are, so that paths over it survive a reconnect.  02, section 9."""
+        identity, random = self._engine.transport_identity, self._engine.entropy(16)
+        signature = identity.sign(synthesis_signed_data(identity.public_key, port.hash, random))
+        data = build_synthesis(Synthesis(identity.public_key, port.hash, random, signature))
+        port.send(make_raw(PLAIN << 2 | DATA, TUNNEL_DESTINATION, CTX_NONE, data))

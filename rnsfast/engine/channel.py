@@ -1,0 +1,443 @@
+"""A reliable, ordered channel on a link, both directions.  Protocol 05.
+
+Where things happen: `receive` takes a batch of channel packets, proves and delivers it; `proved` takes a batch of
+proofs and opens the window; `pump` fills the window from waiting messages and streams; `advance` retransmits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from hashlib import sha256
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+from rnsfast.engine.streams import ReceiveStream, SendStream
+from rnsfast.engine.window import TRIES, Window, timeout
+from rnsfast.wire.channel import ACCEPTANCE_SPAN, ENVELOPE_SIZE, channel_mdu, pack_envelope
+from rnsfast.wire.drop import Drop
+from rnsfast.wire.packet import CTX_CHANNEL
+from rnsfast.wire.stream import STREAM_HEADER_SIZE, STREAM_TYPE, parse_stream
+
+if TYPE_CHECKING:
+    from rnsfast.engine.link import Link
+
+PATIENCE: Final = 1.0  # seconds, floor of a counted timeout: five tries last at least 5 s (protocol 05, 5.3)
+FAST_AFTER: Final = 3  # later messages proved before one is taken for lost; local
+FAST_FLOOR: Final = 0.010  # seconds; a fast retransmission waits one round trip, at least this
+BACKLOG: Final = 64 * 1024 * 1024  # bytes delivered and not consumed; beyond, packets are dropped unproved
+UNOPENED: Final = 1024 * 1024  # bytes kept for stream ids nobody reads yet; beyond, the stream is cut off
+UNOPENED_STREAMS: Final = 64  # stream ids nobody reads yet; beyond, data is dropped and counted
+MESSAGE_COST: Final = 64  # bytes each waiting message counts for beside its payload
+
+_STREAM_LOW: Final = STREAM_TYPE & 0xFF
+_STREAM_HIGH: Final = STREAM_TYPE >> 8
+
+
+class Envelope:
+    """One message in the ring: transmitted, not proved."""
+
+    __slots__ = ("fast", "hashes", "order", "plain", "sent_at", "sequence", "ticket", "timeout", "tries")
+
+    def __init__(self, sequence: int, plain: bytes, ticket: Ticket | None) -> None:
+        self.sequence = sequence
+        self.plain = plain  # the same bytes in every transmission, sealed anew each time
+        self.ticket = ticket
+        self.tries = 1
+        self.fast = False  # a fast retransmission of this try was made
+        self.hashes: list[bytes] = []  # of all copies: a proof of any of them counts
+        self.order = 0  # transmissions are numbered along the channel
+        self.sent_at = 0.0
+        self.timeout = 0.0  # seconds after sent_at
+
+
+class Ticket:
+    """A message on its way: waiting for room, then sent, then delivered."""
+
+    __slots__ = ("delivered", "msgtype", "owner", "payload", "sent")
+
+    def __init__(self, msgtype: int, payload: bytes) -> None:
+        self.msgtype, self.payload = msgtype, payload
+        self.sent = False
+        self.delivered = False
+        self.owner: Any = None  # whoever waits for it, for the runtime
+
+
+class Channel:
+    """Both directions of a link's channel. Driven by its link, always under the node's lock."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.window = Window(link.rtt)
+        self.ring: dict[int, Envelope] = {}  # by sequence, oldest first; at most 48
+        self.outbox: deque[Ticket] = deque()  # messages whose senders wait for room; each has a waiter, so bounded
+        self.next_tx = 0
+        self.next_rx = 0
+        self.held: dict[int, bytes] = {}  # early messages by sequence; at most 48
+        self.readers: dict[int, ReceiveStream] = {}
+        self.backlog = 0  # bytes handed up and not consumed
+        self.backlog_limit = BACKLOG
+        self.closed = False
+        self.mdu = channel_mdu(link.mdu)
+        self.stream_mdu = self.mdu - STREAM_HEADER_SIZE
+        self.retransmissions = 0
+        self.owner: Any = None  # the facade, for the runtime
+        self.armed = inf
+        self._streams: deque[SendStream] = deque()  # those with something to send, served in turn
+        self._unopened: dict[int, ReceiveStream] = {}
+        self._unopened_bytes = 0
+        self._order = 0  # number of the last transmission
+        self._proved_order = 0  # highest one proved
+        self._timed_for = 0  # every timeout in the ring was computed for at least this length
+        self._rtt = link.rtt  # the timeouts were computed with this
+        self._head = b"\x0c\x00" + link.link_id + bytes((CTX_CHANNEL,))
+        self._hash_base = sha256(b"\x0c" + link.link_id + bytes((CTX_CHANNEL,)))
+
+    # ------------------------------------------------------------------ sending
+
+    @property
+    def room(self) -> int:
+        """Messages that can be sent now: the window and the range rule.  Protocol 05, sections 4 and 4.1."""
+        ring = self.ring
+        room = self.window.size - len(ring)
+        if room > 0 and ring:
+            ahead = (self.next_tx - next(iter(ring))) & 0xFFFF
+            room = min(room, ACCEPTANCE_SPAN + 1 - ahead)
+        return max(room, 0)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `send` would transmit at once."""
+        return not self.closed and not self.outbox and self.link.is_sendable and self.room > 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits and everything sent has been proved."""
+        return not self.ring and not self.outbox and not self._streams
+
+    def send(self, ticket: Ticket, now: float) -> bool:
+        """Transmit the message if there is room, else keep it waiting in order of arrival. True if it is sent."""
+        self.outbox.append(ticket)
+        self.pump(now)
+        return ticket.sent
+
+    def cancel(self, ticket: Ticket) -> bool:
+        """Take a waiting message back. False if it has been sent."""
+        if ticket.sent:
+            return False
+        if ticket in self.outbox:
+            self.outbox.remove(ticket)
+        return True
+
+    def feed(self, stream: SendStream, now: float) -> None:
+        """`stream` has got something to send."""
+        if stream.has_work and stream not in self._streams:
+            self._streams.append(stream)
+        self.pump(now)
+
+    def pump(self, now: float) -> None:
+        """Fill the window: messages first, then the streams in turn.  The one place where sequences are given out."""
+        streams, outbox, link = self._streams, self.outbox, self.link
+        if not (outbox or streams) or self.closed or not link.is_sendable:
+            return
+        room = self.room
+        if not room or (link.port.congested and not outbox):
+            return
+        touched = link.engine.touched
+        batch: list[Envelope] = []
+        sequence, stream_mdu = self.next_tx, self.stream_mdu
+        while room:
+            if outbox:
+                ticket = outbox.popleft()
+                ticket.sent = True
+                touched.add(ticket)
+                batch.append(Envelope(sequence, pack_envelope(ticket.msgtype, sequence, ticket.payload), ticket))
+                ticket.payload = b""
+            elif streams:
+                stream = streams[0]
+                payload = stream.take(stream_mdu)
+                batch.append(Envelope(sequence, pack_envelope(STREAM_TYPE, sequence, payload), None))
+                if not stream.has_work:
+                    streams.popleft()
+                    touched.add(stream)
+                elif len(streams) > 1:
+                    streams.rotate(-1)
+                if stream.buffered <= stream.low:
+                    touched.add(stream)
+            else:
+                break
+            sequence = (sequence + 1) & 0xFFFF
+            room -= 1
+        self.next_tx = sequence
+        ring = self.ring
+        for envelope in batch:
+            ring[envelope.sequence] = envelope
+        self._transmit(batch, now)
+
+    def _transmit(self, batch: list[Envelope], now: float) -> None:
+        """Seal, remember the hashes, then queue: a proof can never come before its envelope is known."""
+        link = self.link
+        outstanding = link.outstanding
+        head, base = self._head, self._hash_base
+        order = self._order
+        frames: list[bytes] = []
+        for envelope, token in zip(batch, link.key.seal_many([e.plain for e in batch]), strict=True):
+            digest = base.copy()
+            digest.update(token)
+            packet_hash = digest.digest()
+            envelope.hashes.append(packet_hash)
+            outstanding[packet_hash] = envelope
+            order += 1
+            envelope.order = order
+            envelope.sent_at = now
+            frames.append(head + token)
+        self._order = order
+        self._raise_timeouts(batch)
+        link.count_sent(frames, now)
+        self._arm(now)
+
+    def _raise_timeouts(self, batch: list[Envelope]) -> None:
+        """Timeouts follow the length of the ring upwards, never down.  Protocol 05, section 4.
+
+        Only a ring that has grown, or another round trip time, can raise those of envelopes that were there before.
+        """
+        ring, rtt = self.ring, self.link.rtt
+        length = len(ring)
+        for envelope in ring.values() if length > self._timed_for or rtt != self._rtt else batch:
+            envelope.timeout = max(envelope.timeout, timeout(envelope.tries, rtt, length))
+        self._timed_for, self._rtt = length, rtt
+
+    def _arm(self, now: float) -> None:
+        """Have `advance` called for the oldest transmission at the latest."""
+        when = now + PATIENCE
+        if when < self.armed:
+            self.link.engine.timers.arm(self, when)
+
+    # ------------------------------------------------------------------ proofs and time
+
+    def proved(self, envelopes: list[Envelope], now: float) -> None:
+        """Valid proofs of these have arrived: the window opens.  Protocol 05, section 5.1."""
+        ring, window, rtt, outstanding = self.ring, self.window, self.link.rtt, self.link.outstanding
+        touched = self.link.engine.touched
+        highest = self._proved_order
+        for envelope in envelopes:
+            if ring.pop(envelope.sequence, None) is None:
+                continue
+            for packet_hash in envelope.hashes:
+                outstanding.pop(packet_hash, None)
+            highest = max(highest, envelope.order)
+            window.delivered(rtt)
+            if envelope.ticket is not None:
+                envelope.ticket.delivered = True
+                touched.add(envelope.ticket)
+        self._proved_order = highest
+        touched.add(self)
+        if ring and next(iter(ring.values())).order + FAST_AFTER <= highest:
+            self._repair(now)
+
+    def _repair(self, now: float) -> float:
+        """Repeat what later proofs show to be lost, once a try and uncounted. Returns when to look again."""
+        wait = max(self.link.rtt, FAST_FLOOR)
+        again = inf
+        lost: list[Envelope] = []
+        for envelope in self.ring.values():
+            if envelope.fast or envelope.order + FAST_AFTER > self._proved_order:
+                continue
+            due = envelope.sent_at + wait
+            if now >= due:
+                lost.append(envelope)
+            else:
+                again = min(again, due)
+        if lost and self.link.is_sendable:
+            self.retransmissions += len(lost)
+            self._transmit(lost, now)
+            for envelope in lost:
+                envelope.fast = True
+        if again < self.armed:
+            self.link.engine.timers.arm(self, again)
+        return again
+
+    def expire(self, envelope: Envelope, now: float) -> bool:
+        """A counted timeout of `envelope`. False if that was its last try.  Protocol 05, section 5.4."""
+        if envelope.sequence not in self.ring:
+            return True
+        if envelope.tries >= TRIES:
+            return False
+        envelope.tries += 1
+        envelope.timeout = 0.0
+        envelope.fast = False
+        self.window.timed_out()
+        self.retransmissions += 1
+        self._transmit([envelope], now)
+        return True
+
+    def advance(self, now: float) -> float:
+        """Retransmit what has waited too long; tear the link down after the last try. Returns the next deadline."""
+        if self.closed:
+            return inf
+        again = self._repair(now)
+        for envelope in list(self.ring.values()):
+            due = envelope.sent_at + max(PATIENCE, envelope.timeout)
+            if now >= due:
+                if not self.link.is_sendable:
+                    due = now + PATIENCE  # nothing can be sent: the try is not used up, the link's own timers decide
+                elif not self.expire(envelope, now):
+                    self.link.give_up(f"message {envelope.sequence} was not proved in {TRIES} tries", now)
+                    return inf
+                else:
+                    due = envelope.sent_at + max(PATIENCE, envelope.timeout)
+            again = min(again, due)
+        return again
+
+    def close(self) -> None:
+        """The link is closed or the channel given up: nothing waits any more, streams are cut off."""
+        if self.closed:
+            return
+        self.closed = True
+        touched = self.link.engine.touched
+        touched.add(self)
+        touched.update(self.outbox)
+        touched.update(e.ticket for e in self.ring.values() if e.ticket is not None)
+        touched.update(self._streams)
+        for envelope in self.ring.values():
+            for packet_hash in envelope.hashes:
+                self.link.outstanding.pop(packet_hash, None)
+        self.ring.clear()
+        self.outbox.clear()
+        self._streams.clear()
+        self.held.clear()
+        reason = self.link.closing
+        for stream in (*self.readers.values(), *self._unopened.values()):
+            if not stream.eof and stream.broken is None:
+                stream.broken = reason
+            touched.add(stream)
+
+    # ------------------------------------------------------------------ receiving
+
+    def receive(self, packets: list[bytes], now: float) -> None:
+        """Take one batch of channel packets: authenticate all, decide on each, prove, deliver.  Protocol 05, 3.6."""
+        link = self.link
+        drops = link.port.drops
+        if self.backlog > self.backlog_limit:  # unproved: the peer repeats them, and the reader may have caught up
+            drops[Drop.CHANNEL_BACKLOG] += len(packets)
+            return
+        expected, held = self.next_rx, self.held
+        base = self._hash_base
+        hashes: list[bytes] = []
+        ready: list[bytes] = []
+        tokens = [raw[19:] for raw in packets]
+        authentic = False
+        for token, plain in zip(tokens, link.key.open_many(tokens), strict=True):
+            if plain is None:
+                drops[Drop.CHANNEL_TOKEN] += 1
+                continue
+            authentic = True
+            if len(plain) < ENVELOPE_SIZE:
+                drops[Drop.ENVELOPE_SIZE] += 1
+                continue
+            ahead = ((plain[2] << 8 | plain[3]) - expected) & 0xFFFF
+            if ahead == 0:
+                ready.append(plain)
+                expected = (expected + 1) & 0xFFFF
+                while held and (early := held.pop(expected, None)) is not None:
+                    ready.append(early)
+                    expected = (expected + 1) & 0xFFFF
+            elif ahead <= ACCEPTANCE_SPAN:
+                if held.setdefault((expected + ahead) & 0xFFFF, plain) is not plain:
+                    drops[Drop.CHANNEL_DUPLICATE] += 1
+            elif ahead < 0x8000:
+                drops[Drop.CHANNEL_TOO_FAR] += 1
+                continue
+            else:
+                drops[Drop.CHANNEL_DUPLICATE] += 1
+            digest = base.copy()
+            digest.update(token)
+            hashes.append(digest.digest())
+        self.next_rx = expected
+        if authentic:
+            link.heard(now, data=True)
+        if ready:
+            self._deliver(ready)
+        if hashes:
+            link.prove_many(hashes, now)
+
+    def _deliver(self, plains: list[bytes]) -> None:
+        """Hand over messages that are in order: chunks to their streams, the rest to the application in one batch."""
+        engine = self.link.engine
+        messages: list[tuple[int, bytes]] = []
+        for plain in plains:
+            if plain[0] == _STREAM_HIGH and plain[1] == _STREAM_LOW:
+                self._deliver_chunk(plain)
+            else:
+                payload = plain[ENVELOPE_SIZE:]
+                self.backlog += len(payload) + MESSAGE_COST
+                messages.append((plain[0] << 8 | plain[1], payload))
+        if messages:
+            engine.messages_arrived(self, messages)
+
+    def _deliver_chunk(self, plain: bytes) -> None:
+        """One stream message, in order.  Protocol 05, sections 2.3 and 9."""
+        link = self.link
+        if len(plain) >= 8 and not plain[6] & 0x40:  # the common case without its value object: not compressed
+            stream_id = (plain[6] << 8 | plain[7]) & 0x3FFF
+            eof, data, problem = plain[6] >= 0x80, plain[8:], None
+        else:
+            chunk = parse_stream(plain[ENVELOPE_SIZE:])
+            if not isinstance(chunk, Drop):
+                stream_id, eof, data, problem = chunk.stream_id, chunk.eof, chunk.data, None
+            elif len(plain) < 8:
+                link.port.drops[chunk] += 1
+                return
+            else:
+                stream_id, eof, data = (plain[6] << 8 | plain[7]) & 0x3FFF, False, b""
+                problem = "a chunk of it could not be decompressed"
+                link.port.drops[chunk] += 1
+        stream = self.readers.get(stream_id) or self._unopened.get(stream_id)
+        if stream is None:
+            if len(self._unopened) >= UNOPENED_STREAMS:
+                link.port.drops[Drop.STREAM_NO_READER] += 1
+                return
+            stream = self._unopened[stream_id] = ReceiveStream(stream_id)
+        if stream_id in self._unopened:
+            self._unopened_bytes += len(data)
+            if self._unopened_bytes > UNOPENED and problem is None:
+                self._unopened_bytes -= len(data)
+                link.port.drops[Drop.STREAM_NO_READER] += 1
+                data, problem = b"", f"more than {UNOPENED} bytes came before anybody read it"
+        if stream.broken is not None:
+            return
+        if problem is not None:
+            stream.broken = problem
+        stream.put(data)
+        self.backlog += len(data)
+        if eof:
+            stream.eof = True
+        link.engine.touched.add(stream)
+
+    def open_reader(self, stream_id: int) -> ReceiveStream:
+        """The receiving half of `stream_id`, with what has arrived for it already. ValueError if it is open."""
+        if stream_id in self.readers:
+            raise ValueError(f"stream {stream_id} has a reader already; two would take each other's data")
+        stream = self._unopened.pop(stream_id, None)
+        if stream is None:
+            stream = ReceiveStream(stream_id)
+            if self.closed:
+                stream.broken = self.link.closing
+        else:
+            self._unopened_bytes -= stream.buffered
+        self.readers[stream_id] = stream
+        return stream
+
+    def close_reader(self, stream: ReceiveStream) -> None:
+        """Nobody reads `stream` any more; what it holds is given up."""
+        if self.readers.get(stream.stream_id) is stream:
+            del self.readers[stream.stream_id]
+        self.backlog -= stream.buffered
+        stream.take()
+
+    def consumed(self, size: int) -> None:
+        """The application has taken `size` bytes of what was handed up."""
+        self.backlog -= size
+
+    def messages_consumed(self, messages: list[tuple[int, bytes]]) -> None:
+        """The application has taken these messages."""
+        self.backlog -= sum(len(payload) for _, payload in messages) + MESSAGE_COST * len(messages)

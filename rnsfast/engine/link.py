@@ -1,0 +1,583 @@
+"""One end of a link: handshake, packets, proofs, keepalive, close.  Protocol 03.
+
+`receive` takes a batch of this link's packets; a proof opens the channel's window in `_receive_proofs`, and the window
+is filled again once a batch, at the end of `receive`.  States and moves are in `linkstate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+import msgpack
+
+from rnsfast.crypto.ed25519 import SigningKey, VerifyKey
+from rnsfast.crypto.hashes import full
+from rnsfast.crypto.hkdf import hkdf
+from rnsfast.crypto.identity import Identity
+from rnsfast.crypto.token import TokenKey
+from rnsfast.crypto.x25519 import X25519Key
+from rnsfast.engine.channel import Channel, Envelope
+from rnsfast.engine.linkstate import (
+    GRACE_RTT_FACTOR,
+    KEEPALIVE_MAX,
+    MOVES,
+    STALE_FACTOR,
+    STALE_GRACE,
+    TRAFFIC_TIMEOUT_FACTOR,
+    TRAFFIC_TIMEOUT_MIN,
+    Cause,
+    Do,
+    Reason,
+    State,
+    keepalive_for,
+)
+from rnsfast.engine.receipts import LIMIT as RECEIPT_LIMIT
+from rnsfast.engine.receipts import Receipt, Status
+from rnsfast.wire.drop import Drop
+from rnsfast.wire.handshake import (
+    LinkProof,
+    build_identify,
+    build_rtt,
+    identify_signed_data,
+    link_proof_signed_data,
+    parse_identify,
+    parse_rtt,
+)
+from rnsfast.wire.packet import (
+    CTX_CHANNEL,
+    CTX_KEEPALIVE,
+    CTX_LINKCLOSE,
+    CTX_LINKIDENTIFY,
+    CTX_LRPROOF,
+    CTX_LRRTT,
+    CTX_NONE,
+    CTX_RESOURCE_ADV,
+    CTX_RESOURCE_PRF,
+    DATA,
+    LINK,
+    MTU,
+    link_mdu,
+    make_raw,
+)
+from rnsfast.wire.proof import link_proof_packet
+
+if TYPE_CHECKING:
+    from rnsfast.engine.destination import Destination
+    from rnsfast.engine.engine import Engine
+    from rnsfast.engine.port import Port
+
+PING: Final = b"\xff"
+PONG: Final = b"\xfe"
+EARLY_PACKETS: Final = 48  # channel packets held, unproved, until the channel is opened (protocol 05, section 10)
+
+_DATA_FLAGS: Final = LINK << 2 | DATA
+_HANDLED_LATER: Final = frozenset((0x01, 0x03, 0x04, 0x06, 0x07, 0x08, 0x09, 0x0A, 0x0B, 0x0C, 0x0D, 0xFD))
+
+
+class Link:
+    """Made by the engine: `Engine.open_link` for an initiator, on a link request for a responder."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        link_id: bytes,
+        destination: Destination,
+        port: Port,
+        *,
+        initiator: bool,
+        exchange: X25519Key,
+        signing: SigningKey,
+        mode: int,
+        timeout: float,
+        now: float,
+    ) -> None:
+        self.engine = engine
+        self.link_id = link_id  # 16 bytes
+        self.destination = destination
+        self.port = port  # the one interface this link is bound to; for an initiator known with the proof
+        self.initiator = initiator
+        self.mode = mode
+        self.state = State.PENDING if initiator else State.HANDSHAKE
+        self.reason: Reason | None = None
+        self.closing = "it is open"  # in words, once closed
+        self.mtu = MTU
+        self.mdu = link_mdu(MTU)
+        self.hops = 0
+        self.remote_identity: Identity | None = None
+        self.requested_at = now
+        self.establishment_timeout = timeout
+        self.activated_at: float | None = None
+        self.rtt = 0.0  # seconds; the initiator's own measurement, the larger of two at the responder
+        self.keepalive = KEEPALIVE_MAX
+        self.stale_time = KEEPALIVE_MAX * STALE_FACTOR
+        self.last_inbound = self.last_outbound = self.last_data = self.last_proof = 0.0
+        self.last_keepalive = 0.0
+        self.tx_packets = self.rx_packets = self.tx_bytes = self.rx_bytes = 0
+        #: Packet hash of everything that waits for a proof. Channel envelopes: at most 48, ten copies each.
+        #: Receipts: at most receipts.LIMIT, oldest culled.
+        self.outstanding: dict[bytes, Envelope | Receipt] = {}
+        self.channel: Channel | None = None
+        self.owner: Any = None  # the facade, for the runtime
+        self.armed = inf
+        self._receipts: dict[bytes, Receipt] = {}
+        self._exchange: X25519Key | None = exchange
+        self._signing: SigningKey | None = signing  # proves packets: ephemeral at the initiator, the identity's else
+        self._peer_key: VerifyKey | None = None
+        self._key: TokenKey | None = None
+        self._early: list[bytes] = []
+        self._stale_at = inf
+
+    # ------------------------------------------------------------------ what others ask
+
+    @property
+    def key(self) -> TokenKey:
+        """The session key. RuntimeError before the handshake and after the end: nobody may ask then."""
+        if self._key is None:
+            raise RuntimeError(f"link {self.link_id.hex()} has no key in state {self.state.name}")
+        return self._key
+
+    @property
+    def is_sendable(self) -> bool:
+        """Active, and its interface up."""
+        return self.state is State.ACTIVE and self.port.online
+
+    @property
+    def is_open(self) -> bool:
+        """Not closed."""
+        return self.state is not State.CLOSED
+
+    @property
+    def packet_timeout(self) -> float:
+        """Seconds that the proof of a packet may take.  Protocol 03, section 12."""
+        return max(self.rtt * TRAFFIC_TIMEOUT_FACTOR, TRAFFIC_TIMEOUT_MIN)
+
+    # ------------------------------------------------------------------ states
+
+    def apply(self, cause: Cause, now: float) -> bool:
+        """The one place where the state changes. False: no such move, nothing happened."""
+        move = MOVES.get((self.state, cause))
+        if move is None:
+            return False
+        before, (self.state, actions) = self.state, move
+        if self.state is State.ACTIVE and before is not State.STALE:
+            self.activated_at = now
+            self.keepalive = keepalive_for(self.rtt)
+            self.stale_time = self.keepalive * STALE_FACTOR
+            if self.initiator:
+                self.stale_time = max(self.stale_time, self.engine.initiator_stale_floor)
+            self.arm(self._next_check())
+        for do in actions:
+            if do is Do.SEND_RTT:
+                self.send_sealed(CTX_LRRTT, build_rtt(self.rtt), now)
+            elif do is Do.SEND_CLOSE:
+                self.send_sealed(CTX_LINKCLOSE, self.link_id, now)
+            elif do is Do.TELL_ESTABLISHED:
+                self.engine.link_established(self)
+            else:
+                self._end(cause, now)
+        self.engine.touched.add(self)
+        if self.channel is not None:
+            self.engine.touched.add(self.channel)
+        return True
+
+    def _end(self, cause: Cause, now: float) -> None:
+        """Closed, whatever the reason: tell the waiting, wipe the keys."""
+        own, other = Reason.DESTINATION_CLOSED, Reason.INITIATOR_CLOSED
+        if self.initiator:
+            own, other = other, own
+        if cause is Cause.CLOSE_LOCAL:
+            self.reason = own
+        elif cause is Cause.CLOSE_REMOTE:
+            self.reason = other
+        else:
+            self.reason = Reason.TIMEOUT
+        if self.closing == "it is open":
+            self.closing = {
+                Cause.CLOSE_LOCAL: "it was closed on this side",
+                Cause.CLOSE_REMOTE: "the peer closed it",
+                Cause.ESTABLISHMENT_TIMEOUT: "the handshake was not completed in time",
+                Cause.PORT_LOST: f"the interface {self.port.name} it ran over is down",
+            }.get(cause, "the peer was silent for too long")
+        if self.channel is not None:
+            self.channel.close()
+        for receipt in list(self._receipts.values()):
+            receipt.conclude(Status.FAILED, now)
+        self.outstanding.clear()
+        self._early.clear()
+        self._key = self._exchange = self._signing = None
+        self.engine.link_closed(self, now)
+
+    def close(self, now: float, why: str | None = None) -> None:
+        """Tear down from this side; no-op if closed.  Protocol 03, section 13.3."""
+        if why is not None and self.is_open:
+            self.closing = why
+        self.apply(Cause.CLOSE_LOCAL, now)
+
+    def give_up(self, why: str, now: float) -> None:
+        """The channel has used up its tries: tear down, and let the users know why."""
+        self.close(now, why)
+
+    def arm(self, when: float) -> None:
+        """Have `advance` called at `when`."""
+        self.engine.timers.arm(self, when)
+
+    def advance(self, now: float) -> float:
+        """Handshake timeout, pings, silence.  Protocol 03, sections 8 and 13."""
+        if self.state in (State.PENDING, State.HANDSHAKE):
+            due = self.requested_at + self.establishment_timeout
+            if now < due:
+                return due
+            self.apply(Cause.ESTABLISHMENT_TIMEOUT, now)
+        elif self.state is State.ACTIVE:
+            self._ping_if_due(now)
+            if now >= self._last_sign_of_life() + self.stale_time:
+                self._stale_at = now
+                self.apply(Cause.SILENCE, now)
+            return self._next_check()
+        elif self.state is State.STALE:
+            if now < self._next_check():
+                return self._next_check()
+            self.apply(Cause.GRACE_OVER, now)
+        return inf
+
+    def _last_sign_of_life(self) -> float:
+        return max(self.last_inbound, self.last_proof, self.activated_at or 0.0)
+
+    def _ping_due(self) -> float:
+        """When the initiator pings next, if nothing happens."""
+        quiet_since = min(self._last_sign_of_life(), max(self.last_outbound, self.activated_at or 0.0))
+        return max(quiet_since + self.keepalive, self.last_keepalive + self.keepalive)
+
+    def _ping_if_due(self, now: float) -> None:
+        if self.initiator and now >= self._ping_due():
+            self.last_keepalive = now
+            self._send_plain(CTX_KEEPALIVE, PING, now)
+
+    def _next_check(self) -> float:
+        if self.state is State.STALE:
+            return self._stale_at + GRACE_RTT_FACTOR * self.rtt + STALE_GRACE
+        silence = self._last_sign_of_life() + self.stale_time
+        return min(silence, self._ping_due()) if self.initiator else silence
+
+    def heard(self, now: float, *, data: bool) -> None:
+        """An authentic packet has arrived."""
+        self.last_inbound = now
+        if data:
+            self.last_data = now
+        if self.state is State.STALE:
+            self.apply(Cause.HEARD, now)
+            self.arm(self._next_check())
+        elif self.state is State.HANDSHAKE:
+            # The RTT packet was lost: whoever has the key is there all the same (protocol 03, section 7).
+            self._activate(now - self.requested_at, now)
+
+    # ------------------------------------------------------------------ handshake
+
+    def answer(self, peer_x25519: bytes, peer_ed25519: bytes, now: float) -> bool:
+        """Responder: agree on keys. False if the request's keys cannot be used."""
+        return self._agree(peer_x25519, VerifyKey(peer_ed25519))
+
+    def _agree(self, peer_x25519: bytes, peer_key: VerifyKey) -> bool:
+        """Derive the session key.  Protocol 03, section 6."""
+        assert self._exchange is not None
+        shared = self._exchange.exchange(peer_x25519)
+        if shared is None:
+            return False
+        self._key = TokenKey(hkdf(64, shared, self.link_id), self.engine.entropy)
+        self._peer_key = peer_key
+        self._exchange = None
+        return True
+
+    def receive_proof(self, port: Port, proof: LinkProof, hops: int, now: float) -> Drop | None:
+        """Initiator: the responder's proof. Checked whole before anything changes; a bad one changes nothing.
+
+        `hops` is the incremented count. One that differs from the path's is taken, as the signature is right.
+        """
+        identity = self.destination.identity
+        if self.state is not State.PENDING or identity is None:
+            return Drop.LINK_UNEXPECTED
+        if proof.mode != self.mode:
+            return Drop.LINK_MODE
+        key = identity.verifying
+        if not key.verify(
+            proof.signature, link_proof_signed_data(self.link_id, proof.x25519, key.public, proof.signalling)
+        ):
+            return Drop.LINK_SIGNATURE
+        if not self._agree(proof.x25519, key):
+            return Drop.LINK_KEYS
+        self.port, self.hops = port, hops
+        self.set_mtu(proof.mtu or MTU)
+        self.remote_identity = identity
+        self.rtt = max(now - self.requested_at, 0.0)
+        self.last_inbound = self.last_data = now
+        self.apply(Cause.PROOF_VALID, now)
+        return None
+
+    def set_mtu(self, mtu: int) -> None:
+        """The MTU both ends agreed on, as far as this end's interface carries it."""
+        self.mtu = max(MTU, min(mtu, self.port.hw_mtu))
+        self.mdu = link_mdu(self.mtu)
+
+    def _activate(self, rtt: float, now: float) -> None:
+        self.rtt = max(rtt, 0.0)
+        self.apply(Cause.ROUND_TRIP_KNOWN, now)
+
+    def _receive_rtt(self, plain: bytes, now: float) -> None:
+        """Responder: the initiator's measurement.  Protocol 03, section 7."""
+        rtt = parse_rtt(plain)
+        if isinstance(rtt, Drop):
+            self.port.drops[rtt] += 1
+            self.close(now, "the peer's round trip time packet was unreadable")
+            return
+        measured = now - self.requested_at
+        self.last_inbound = self.last_data = now
+        if self.state is State.HANDSHAKE:
+            self._activate(max(measured, rtt or 0.0), now)
+        elif rtt is not None and rtt > self.rtt and self.activated_at is not None and self.rx_packets < 64:
+            self.rtt = rtt  # late, after another packet had activated the link
+        else:
+            self.port.drops[Drop.LINK_UNEXPECTED] += 1
+
+    # ------------------------------------------------------------------ receiving
+
+    def receive(self, packets: list[bytes], now: float) -> None:
+        """Take one batch of packets of this link, all from its interface. Order is kept within each kind."""
+        messages: list[bytes] = []
+        proofs: list[bytes] = []
+        self.rx_packets += len(packets)
+        for raw in packets:
+            context = raw[18]
+            kind = raw[0] & 3
+            self.rx_bytes += len(raw) - 19
+            if kind == DATA and context == CTX_CHANNEL:
+                messages.append(raw)
+            elif kind and context != CTX_LRPROOF and context != CTX_RESOURCE_PRF:
+                proofs.append(raw)
+            else:
+                if messages:
+                    self._receive_messages(messages, now)
+                    messages = []
+                if proofs:
+                    self._receive_proofs(proofs, now)
+                    proofs = []
+                self._receive_other(raw, context, now)
+            if self._key is None:
+                return  # closed in the middle of the batch
+        if proofs:
+            self._receive_proofs(proofs, now)
+        if messages:
+            self._receive_messages(messages, now)
+        if self.channel is not None:
+            self.channel.pump(now)
+
+    def _receive_messages(self, packets: list[bytes], now: float) -> None:
+        if self.channel is not None:
+            self.channel.receive(packets, now)
+            return
+        if self.state is State.HANDSHAKE and self.key.open(packets[0][19:]) is not None:
+            self.heard(now, data=True)
+        room = max(0, EARLY_PACKETS - len(self._early))
+        self._early += packets[:room]
+        if len(packets) > room:
+            self.port.drops[Drop.CHANNEL_NOT_OPEN] += len(packets) - room
+
+    def _receive_proofs(self, packets: list[bytes], now: float) -> None:
+        """Proofs of packets on this link: verified in one go; each frees what waited for it."""
+        outstanding, drops = self.outstanding, self.port.drops
+        found: list[Envelope | Receipt] = []
+        pairs: list[tuple[bytes, bytes]] = []
+        for raw in packets:
+            if len(raw) < 115:
+                drops[Drop.PROOF_SIZE] += 1
+                continue
+            packet_hash = raw[19:51]
+            waiting = outstanding.get(packet_hash)
+            if waiting is None:
+                drops[Drop.PROOF_UNEXPECTED] += 1
+                continue
+            found.append(waiting)
+            pairs.append((raw[51:115], packet_hash))
+        if not found or self._peer_key is None:
+            return
+        envelopes: list[Envelope] = []
+        for waiting, valid in zip(found, self._peer_key.verify_many(pairs), strict=True):
+            if not valid:
+                drops[Drop.PROOF_SIGNATURE] += 1
+            elif isinstance(waiting, Envelope):
+                envelopes.append(waiting)
+            else:
+                self.last_proof = now
+                waiting.conclude(Status.DELIVERED, now)
+        if envelopes:
+            self.last_proof = now
+            if self.channel is not None:
+                self.channel.proved(envelopes, now)
+
+    def _receive_other(self, raw: bytes, context: int, now: float) -> None:
+        """Everything that is not a channel packet or a packet proof."""
+        if raw[0] & 3 != DATA:
+            self.port.drops[Drop.LINK_UNEXPECTED] += 1  # a repeated link proof, or one of a resource
+            return
+        if context == CTX_KEEPALIVE:
+            self._receive_keepalive(raw, now)
+            return
+        if context in _HANDLED_LATER:  # contexts without a user here
+            self.port.drops[Drop.LINK_CONTEXT] += 1
+            return
+        handler = _SEALED.get(context)
+        if handler is None:
+            self.port.drops[Drop.LINK_CONTEXT] += 1
+            return
+        if context != CTX_CHANNEL and not self.engine.seen.add(full(bytes((raw[0] & 0x0F,)) + raw[2:])):
+            self.port.drops[Drop.FILTERED] += 1
+            return
+        plain = self.key.open(raw[19:])
+        if plain is None:
+            self.port.drops[Drop.LINK_TOKEN] += 1
+            return
+        handler(self, raw, plain, now)
+
+    def _receive_keepalive(self, raw: bytes, now: float) -> None:
+        """The responder answers every ping; the initiator takes a pong as a sign of life.  Protocol 03, 13.2."""
+        if raw[19:] != (PONG if self.initiator else PING):
+            self.port.drops[Drop.LINK_UNEXPECTED] += 1
+            return
+        self.last_inbound = now
+        if self.state is State.STALE:
+            self.apply(Cause.HEARD, now)
+            self.arm(self._next_check())
+        if not self.initiator:
+            self._send_plain(CTX_KEEPALIVE, PONG, now)
+
+    def _on_data(self, raw: bytes, plain: bytes, now: float) -> None:
+        self.heard(now, data=True)
+        self.engine.link_data(self, plain, full(bytes((raw[0] & 0x0F,)) + raw[2:]), now)
+
+    def _on_rtt(self, raw: bytes, plain: bytes, now: float) -> None:
+        if self.initiator:
+            self.port.drops[Drop.LINK_UNEXPECTED] += 1
+        else:
+            self._receive_rtt(plain, now)
+
+    def _on_close(self, raw: bytes, plain: bytes, now: float) -> None:
+        if plain == self.link_id:
+            self.apply(Cause.CLOSE_REMOTE, now)
+        else:
+            self.port.drops[Drop.LINK_UNEXPECTED] += 1
+
+    def _on_identify(self, raw: bytes, plain: bytes, now: float) -> None:
+        """Responder: the initiator says who it is. The first valid one counts.  Protocol 03, section 14."""
+        claim = parse_identify(plain)
+        if isinstance(claim, Drop):
+            self.port.drops[claim] += 1
+            return
+        identity = Identity.from_public(claim.public_key)
+        if self.initiator or self.remote_identity is not None:
+            self.port.drops[Drop.LINK_UNEXPECTED] += 1
+        elif not identity.verify(claim.signature, identify_signed_data(self.link_id, claim.public_key)):
+            self.port.drops[Drop.LINK_IDENTIFY] += 1
+        else:
+            self.heard(now, data=True)
+            self.remote_identity = identity
+            self.engine.peer_identified(self)
+
+    def _on_resource_advertisement(self, raw: bytes, plain: bytes, now: float) -> None:
+        """No resources are accepted; one that is no advertisement at all breaks the protocol (protocol 03, 11)."""
+        self.heard(now, data=True)
+        try:
+            readable = isinstance(msgpack.unpackb(plain, strict_map_key=False), dict)
+        except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
+            readable = False
+        if not readable:
+            self.close(now, "the peer's resource advertisement was unreadable")
+
+    # ------------------------------------------------------------------ sending
+
+    def open_channel(self, now: float) -> Channel:
+        """The link's channel, the same object every time; what came before it was opened is processed now."""
+        if self.channel is None:
+            self.channel = Channel(self)
+            if self.state is State.CLOSED:
+                self.channel.close()
+            elif self._early:
+                early, self._early = self._early, []
+                self.channel.receive(early, now)
+        return self.channel
+
+    def prove_many(self, hashes: list[bytes], now: float) -> None:
+        """Prove packets received, in one go.  Protocol 03, section 12."""
+        if self._signing is None:
+            return
+        link_id = self.link_id
+        signatures = self._signing.sign_many(hashes)
+        self.port.send_many(
+            [link_proof_packet(link_id, h, signature) for h, signature in zip(hashes, signatures, strict=True)]
+        )
+        self.last_data = self.last_outbound = now
+
+    def send_data(self, plain: bytes, now: float) -> Receipt | None:
+        """One packet for the application, and its receipt. None if it could not be sent. Size is the caller's."""
+        if self.state not in (State.ACTIVE, State.STALE):
+            return None
+        raw = make_raw(_DATA_FLAGS, self.link_id, CTX_NONE, self.key.seal(plain))
+        packet_hash = full(bytes((_DATA_FLAGS,)) + raw[2:])
+        receipts = self._receipts
+        if len(receipts) >= RECEIPT_LIMIT:
+            next(iter(receipts.values())).conclude(Status.CULLED, now)
+        receipt = Receipt(
+            self.engine, (self.outstanding, receipts), packet_hash, self._peer_key, now, self.packet_timeout
+        )
+        self.outstanding[packet_hash] = receipts[packet_hash] = receipt  # before it is sent: a proof may be fast
+        if not self.port.send(raw):
+            del self.outstanding[packet_hash], receipts[packet_hash]
+            return None
+        self.engine.timers.arm(receipt, now + receipt.timeout)
+        self._sent(raw, now)
+        return receipt
+
+    def identify(self, identity: Identity, now: float) -> bool:
+        """Reveal who we are: initiators of active links only. False if nothing was sent."""
+        if not self.initiator or self.state is not State.ACTIVE:
+            return False
+        signature = identity.sign(identify_signed_data(self.link_id, identity.public_key))
+        return self.send_sealed(CTX_LINKIDENTIFY, build_identify(identity.public_key, signature), now)
+
+    def send_sealed(self, context: int, plain: bytes, now: float) -> bool:
+        """One sealed packet without receipt. False if it could not be sent."""
+        raw = make_raw(_DATA_FLAGS, self.link_id, context, self.key.seal(plain))
+        self.last_data = now
+        if not self.port.send(raw):
+            return False
+        self._sent(raw, now)
+        return True
+
+    def _send_plain(self, context: int, data: bytes, now: float) -> None:
+        raw = make_raw(_DATA_FLAGS, self.link_id, context, data)
+        if self.port.send(raw):
+            self._sent(raw, now)
+
+    def _sent(self, raw: bytes, now: float) -> None:
+        self.last_outbound = now
+        self.tx_packets += 1
+        self.tx_bytes += len(raw) - 19
+
+    def count_sent(self, frames: list[bytes], now: float) -> None:
+        """Queue the channel's packets and account for them."""
+        self.port.send_many(frames)
+        self.last_outbound = now
+        self.tx_packets += len(frames)
+        self.tx_bytes += sum(map(len, frames)) - 19 * len(frames)
+
+    def __repr__(self) -> str:
+        return f"<{self.link_id.hex()}>"
+
+
+_SEALED: Final[dict[int, Callable[[Link, bytes, bytes, float], None]]] = {
+    CTX_NONE: Link._on_data,
+    CTX_LRRTT: Link._on_rtt,
+    CTX_LINKCLOSE: Link._on_close,
+    CTX_LINKIDENTIFY: Link._on_identify,
+    CTX_RESOURCE_ADV: Link._on_resource_advertisement,
+}

@@ -1,0 +1,127 @@
+"""What the engine knows of an interface: identity, limits, counters and the queue of packets to send.
+
+Interfaces own sockets, ports own bookkeeping (DESIGN, section 5).  Everything here is touched under the node's lock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import IntEnum
+from hashlib import sha256
+from typing import Any, Final
+
+from rnsfast.wire.drop import Drop
+from rnsfast.wire.ifac import IfacKey, mask
+from rnsfast.wire.packet import MTU
+
+DEFAULT_IFAC_SIZE: Final = 16  # bytes; counts in the size gate even without access codes (protocol 06, 1.4)
+
+
+class Mode(IntEnum):
+    """How announces and path requests travel over an interface.  Protocol 06, section 2.3."""
+
+    FULL = 1
+    POINT_TO_POINT = 2
+    ACCESS_POINT = 3
+    ROAMING = 4
+    BOUNDARY = 5
+    GATEWAY = 6
+    INTERNAL = 7
+
+
+class Port:
+    """One interface as the engine sees it.
+
+    `hw_mtu` is bytes of a packet without access code. `upgradable` says whether links over it may have more than 500
+    (protocol 03, 9.1). `online` and `congested` are set by the interface, which then calls `Engine.changed`.
+    """
+
+    __slots__ = (
+        "_dirty",
+        "bitrate",
+        "congested",
+        "drops",
+        "hash",
+        "hw_mtu",
+        "ifac",
+        "ifac_size",
+        "mode",
+        "name",
+        "online",
+        "outgoing",
+        "owner",
+        "queue",
+        "rx_bytes",
+        "rx_packets",
+        "tx_bytes",
+        "tx_packets",
+        "upgradable",
+        "wants_tunnel",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        interface_hash: bytes | None = None,
+        mode: int = Mode.FULL,
+        bitrate: int = 10_000_000,
+        hw_mtu: int = 16384,
+        upgradable: bool = True,
+        ifac: IfacKey | None = None,
+        ifac_size: int = DEFAULT_IFAC_SIZE,
+        outgoing: bool = True,
+    ) -> None:
+        self.name = name  # as displayed, `TCPInterface[name/host:port]`
+        self.hash = interface_hash or sha256(name.encode()).digest()  # 32 bytes; a hint, not unique (protocol 06, 1.5)
+        self.mode = Mode(mode)
+        self.bitrate = bitrate  # bit/s
+        self.hw_mtu = max(hw_mtu, MTU)
+        self.upgradable = upgradable
+        self.ifac = ifac
+        self.ifac_size = ifac.size if ifac is not None else ifac_size
+        self.outgoing = outgoing
+        self.online = False
+        self.congested = False
+        self.wants_tunnel = False
+        self.rx_packets = self.rx_bytes = self.tx_packets = self.tx_bytes = 0
+        self.drops: Counter[Drop] = Counter()
+        self.queue: list[bytes] = []  # access codes applied; emptied by every flush, so bounded by one turn
+        self.owner: Any = None  # the interface, for the runtime
+        self._dirty: set[Port] = set()
+
+    @property
+    def offered_mtu(self) -> int:
+        """The link MTU this interface offers: what it carries if that may be signalled, else 500."""
+        return self.hw_mtu if self.upgradable else MTU
+
+    def joined(self, dirty: set[Port]) -> None:
+        """The engine says where ports that have something to send are noted."""
+        self._dirty = dirty
+
+    def send(self, raw: bytes) -> bool:
+        """Queue one packet. False, and a counter, if the interface is offline or must not transmit."""
+        if not (self.online and self.outgoing):
+            self.drops[Drop.TX_OFFLINE] += 1
+            return False
+        self.queue.append(raw if self.ifac is None else mask(raw, self.ifac))
+        self._dirty.add(self)
+        return True
+
+    def send_many(self, raws: list[bytes]) -> bool:
+        """Queue packets in order. False, and a counter, if the interface is offline or must not transmit."""
+        if not (self.online and self.outgoing):
+            self.drops[Drop.TX_OFFLINE] += len(raws)
+            return False
+        key = self.ifac
+        self.queue.extend(raws if key is None else [mask(raw, key) for raw in raws])
+        self._dirty.add(self)
+        return True
+
+    def take(self) -> list[bytes]:
+        """Everything queued, and the queue is empty again."""
+        queue, self.queue = self.queue, []
+        return queue
+
+    def __repr__(self) -> str:
+        return self.name
