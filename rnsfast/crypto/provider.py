@@ -169,55 +169,43 @@ class PyNaCl:
 
     def __init__(self) -> None:
         import nacl.bindings
-        from nacl._sodium import ffi, lib  # type: ignore[import-not-found,unused-ignore]
+        import nacl.exceptions
 
         nacl.bindings.sodium_init()
-        self._ffi, self._lib = ffi, lib
-
-    def _pair(self, seed: bytes) -> tuple[bytes, bytes]:
-        public, secret = self._ffi.new("unsigned char[32]"), self._ffi.new("unsigned char[64]")
-        self._lib.crypto_sign_seed_keypair(public, secret, seed)
-        return self._ffi.buffer(public)[:], self._ffi.buffer(secret)[:]
+        self._nacl, self._error = nacl.bindings, nacl.exceptions.CryptoError
 
     def ed25519_public(self, seed: bytes) -> bytes:
-        return self._pair(seed)[0]
+        return self._nacl.crypto_sign_seed_keypair(seed)[0]
 
     def signer(self, seed: bytes) -> Sign:
-        call, new, buffer, (_, secret) = (
-            self._lib.crypto_sign_detached,
-            self._ffi.new,
-            self._ffi.buffer,
-            self._pair(seed),
-        )
-        kind, null = self._ffi.typeof("unsigned char[64]"), self._ffi.NULL
-
-        def sign(message: bytes) -> bytes:
-            signature = new(kind)
-            call(signature, null, message, len(message), secret)
-            return buffer(signature)[:]  # type: ignore[no-any-return]
-
-        return sign
+        call, secret = self._nacl.crypto_sign, self._nacl.crypto_sign_seed_keypair(seed)[1]
+        return lambda message: call(message, secret)[:64]
 
     def verifier(self, public: bytes) -> Verify:
-        call = self._lib.crypto_sign_verify_detached
+        call, error = self._nacl.crypto_sign_open, self._error
 
         def verify(signature: bytes, message: bytes) -> bool:
-            return len(signature) == 64 and call(signature, message, len(message), public) == 0
+            if len(signature) != 64:
+                return False
+            try:
+                call(signature + message, public)
+            except error:
+                return False
+            return True
 
         return verify
 
     def x25519_public(self, private: bytes) -> bytes:
-        public = self._ffi.new("unsigned char[32]")
-        self._lib.crypto_scalarmult_base(public, private)
-        return self._ffi.buffer(public)[:]  # type: ignore[no-any-return]
+        return self._nacl.crypto_scalarmult_base(private)
 
     def exchanger(self, private: bytes) -> Exchange:
-        call, new, buffer = self._lib.crypto_scalarmult, self._ffi.new, self._ffi.buffer
-        kind = self._ffi.typeof("unsigned char[32]")
+        call, error = self._nacl.crypto_scalarmult, self._error
 
         def exchange(public: bytes) -> bytes | None:
-            shared = new(kind)
-            return buffer(shared)[:] if call(shared, private, public) == 0 else None
+            try:
+                return call(private, public)
+            except error:  # the secret would be all zeroes
+                return None
 
         return exchange
 
