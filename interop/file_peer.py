@@ -402,8 +402,8 @@ class Sending:
 
     def _content(self, talk: Conversation) -> Mapped | None:
         """Write everything and the end mark. Returns a message if the receiver gave up in between."""
+        RNS.RawChannelWriter.COMPRESSION_TRIES = 1  # no attempts at all; a writer looks only at its class
         self.writer = RNS.RawChannelWriter(STREAM, talk.channel)
-        self.writer.COMPRESSION_TRIES = 1  # no attempts at all
         for content in chunks(self.file):
             view, at = memoryview(content), 0
             while at < len(content):

@@ -220,8 +220,8 @@ class Peer:
 
     A command is `{"id": n, "do": name, …}`. Its reply is `{"re": n, "ok": true, …}` or, when it failed,
     `{"re": n, "ok": false, "error": …}`. An event is `{"event": name, …}`. A line that is no JSON object becomes the
-    event "line" with its `text`, an object that is neither reply nor event becomes the event "json". Events are kept in the order they came until `expect` takes them. Every method may be
-    called from any thread.
+    event "line" with its `text`, an object that is neither reply nor event becomes the event "json". Events are kept in
+    the order they came until `expect` takes them. Every method may be called from any thread.
     """
 
     command: Sequence[str]

@@ -136,12 +136,13 @@ class Outgoing:
 
     def __init__(self, session: Session, stream: int, *, tries: int = 1) -> None:
         self.session, self.stream = session, stream
+        self.tries = tries  # tries - 1 attempts to compress for each chunk; the last to begin decides for the process
         self.channel = session.open_channel()
         self.raw = RNS.RawChannelWriter(stream, self.channel)
-        self.raw.COMPRESSION_TRIES = tries  # tries - 1 attempts are made for each chunk
         session.keep.append(self.raw)  # a writer that is collected sends end marks of its own
 
     def write(self, content: bytes) -> None:
+        RNS.RawChannelWriter.COMPRESSION_TRIES = self.tries  # the writer looks only at its class
         view, at = memoryview(content), 0
         while at < len(content):
             self.session.wait_ready()
@@ -149,6 +150,7 @@ class Outgoing:
 
     def write_buffered(self, content: bytes) -> None:
         """As a program does that knows nothing: the standard library's buffered layer, which turns in circles."""
+        RNS.RawChannelWriter.COMPRESSION_TRIES = self.tries
         writer = RNS.Buffer.create_writer(self.stream, self.channel)
         self.session.keep.append(writer)
         view = memoryview(content)
@@ -345,7 +347,8 @@ class Session:
             content = data(kind, seed, size)
         writer = self.writers.get(stream)
         if writer is None:
-            writer = self.writers[stream] = Outgoing(self, stream, tries=tries)
+            writer = self.writers[stream] = Outgoing(self, stream)
+        writer.tries = tries
         begun = time.monotonic()
         (writer.write_buffered if how == "buffered" else writer.write)(content)
         if end:
