@@ -45,7 +45,7 @@ class KissDecoder:
     threads.
     """
 
-    __slots__ = ("_inside", "_parts", "_room", "drops", "max_frame", "ready")
+    __slots__ = ("_dangling", "_inside", "_parts", "_room", "drops", "max_frame", "ready")
 
     def __init__(self, max_frame: int) -> None:
         self.max_frame = max_frame
@@ -55,7 +55,11 @@ class KissDecoder:
 
     def reset(self) -> None:
         """Forget an unfinished frame: the stream begins anew."""
-        self._inside = False  # a delimiter opened a frame, and what follows it is in _parts
+        self._dangling = False  # the last data frame ended in an escape: it holds for the next one, as in the reference
+        self._begin(False)
+
+    def _begin(self, inside: bool) -> None:
+        self._inside = inside  # a delimiter opened a frame, and what follows it is in _parts
         self._parts: list[bytes] = []
         self._room = 2 * self.max_frame + 1  # what is beyond the command and max_frame escaped bytes is never used
 
@@ -67,10 +71,9 @@ class KissDecoder:
         for part in rest:
             # A delimiter stands before each part. It ends an open data frame and then opens none; else it opens one.
             if self._inside and self._finish(frames):
-                self.reset()
+                self._begin(False)
             else:
-                self.reset()
-                self._inside = True
+                self._begin(True)
                 self._collect(part)
         return frames
 
@@ -90,7 +93,9 @@ class KissDecoder:
             self.ready += 1
         if command != COMMAND_DATA:
             return False
-        frame = unescape(escaped[1:])
+        escaped = b"\xdb" + escaped[1:] if self._dangling and len(escaped) > 1 else escaped[1:]
+        frame = unescape(escaped)
+        self._dangling = (self._dangling and not escaped) or (escaped[-1:] == b"\xdb" and len(frame) < self.max_frame)
         if len(frame) > self.max_frame:
             self.drops[Drop.FRAME_LONG] += 1
             frame = frame[: self.max_frame]

@@ -50,15 +50,15 @@ def check(case: Case) -> Packet:
 
 def test_numbers_are_those_of_the_reference() -> None:
     c = CONSTANTS
-    assert {"DATA": p.DATA, "ANNOUNCE": p.ANNOUNCE, "LINKREQUEST": p.LINKREQUEST, "PROOF": p.PROOF} == c["packet_types"]
-    assert {"SINGLE": p.SINGLE, "GROUP": p.GROUP, "PLAIN": p.PLAIN, "LINK": p.LINK} == c["destination_types"]
+    assert c["packet_types"] == {"DATA": p.DATA, "ANNOUNCE": p.ANNOUNCE, "LINKREQUEST": p.LINKREQUEST, "PROOF": p.PROOF}
+    assert c["destination_types"] == {"SINGLE": p.SINGLE, "GROUP": p.GROUP, "PLAIN": p.PLAIN, "LINK": p.LINK}
     assert {name: getattr(p, f"CTX_{name}") for name in c["contexts"]} == c["contexts"]
-    assert (p.MTU, p.HEADER_1_SIZE, p.HEADER_2_SIZE, p.IFAC_MIN_SIZE, p.PLAIN_MDU, p.ENCRYPTED_MDU, p.LINK_MDU) == (
+    assert (
         tuple(c[n] for n in ("mtu", "header_minsize", "header_maxsize", "ifac_min_size", "mdu", "encrypted_mdu"))
         + (c["link_mdu"],)
-    )
-    assert p.PLAIN_MDU == c["plain_mdu"] and p.MAX_HOPS == c["max_hops"] and p.TOKEN_OVERHEAD == c["token_overhead"]
-    assert p.EXPLICIT_PROOF_SIZE == c["explicit_proof_length"] and p.IMPLICIT_PROOF_SIZE == c["implicit_proof_length"]
+    ) == (p.MTU, p.HEADER_1_SIZE, p.HEADER_2_SIZE, p.IFAC_MIN_SIZE, p.PLAIN_MDU, p.ENCRYPTED_MDU, p.LINK_MDU)
+    assert c["plain_mdu"] == p.PLAIN_MDU and c["max_hops"] == p.MAX_HOPS and c["token_overhead"] == p.TOKEN_OVERHEAD
+    assert c["explicit_proof_length"] == p.EXPLICIT_PROOF_SIZE and c["implicit_proof_length"] == p.IMPLICIT_PROOF_SIZE
 
 
 @pytest.mark.parametrize("row", vectors("wire", "flags"), ids=lambda row: f"{row[0]:#04x}")
