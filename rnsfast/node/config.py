@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from rnsfast.errors import ConfigError, StorageError
+from rnsfast.interfaces.common import MODES, Defaults
 from rnsfast.node.configdefault import DEFAULT_CONFIG, LAYOUT
 from rnsfast.node.configfile import Section, did_you_mean, parse, read_file, unknown_options
-from rnsfast.node.configkeys import LOGGING_KEYS, MODES, RETICULUM_KEYS, TYPE_KEYS
+from rnsfast.node.configkeys import LOGGING_KEYS, RETICULUM_KEYS, TYPE_KEYS
 from rnsfast.node.files import atomic_write, set_aside
 
 __all__ = [
@@ -39,6 +40,17 @@ SYSTEM_DIRECTORY: Final = Path("/etc/reticulum")
 CONFIG_NAME: Final = "config"
 MAX_LOGLEVEL: Final = 8
 MIN_BLACKHOLE_INTERVAL: Final = 120.0  # seconds (protocol 07, section 2.2)
+_INGRESS: Final = (
+    "ic_burst_hold",
+    "ic_burst_penalty",
+    "ic_held_release_interval",
+    "ic_new_time",
+    "ic_burst_freq_new",
+    "ic_burst_freq",
+    "ic_pr_burst_freq_new",
+    "ic_pr_burst_freq",
+    "ec_pr_freq",
+)
 _SECTIONS: Final = ("reticulum", "logging", "interfaces")
 
 
@@ -113,6 +125,18 @@ class NodeConfig:
         """The level to log at, 0..8: `override` if given, else the file's with the program's verbosity added."""
         level = override if override is not None else self.loglevel + verbosity
         return min(max(level, 0), MAX_LOGLEVEL)
+
+    def interface_defaults(self) -> Defaults:
+        """What interface sections fall back on. Options that are not set here, or 0, leave the built-in value."""
+        names = {
+            "gravity": self.default_gravity,
+            "rate_target": self.default_ar_target,
+            "rate_penalty": self.default_ar_penalty,
+            "rate_grace": self.default_ar_grace,
+            "egress_control": self.egress_control,
+            **{key: getattr(self, key) for key in ("ic_max_held_announces", *_INGRESS)},
+        }
+        return Defaults(transport=self.enable_transport, **{name: value for name, value in names.items() if value})
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,17 +344,7 @@ def _node_config(main: Section, logging: Section, warnings: list[str]) -> NodeCo
         values[key] = _positive(whole(key, default=None))
     for key in ("default_ar_penalty", "default_ar_grace", "ic_max_held_announces"):
         values[key] = _not_negative(whole(key, default=None))
-    for key in (
-        "ic_burst_hold",
-        "ic_burst_penalty",
-        "ic_held_release_interval",
-        "ic_new_time",
-        "ic_burst_freq_new",
-        "ic_burst_freq",
-        "ic_pr_burst_freq_new",
-        "ic_pr_burst_freq",
-        "ec_pr_freq",
-    ):
+    for key in _INGRESS:
         values[key] = _not_negative(main.number(key, default=None))
     for key in ("remote_management_allowed", "blackhole_sources", "interface_discovery_sources"):
         values[key] = _hashes(main, key)

@@ -14,16 +14,16 @@ DEFAULT_CONFIG: Final = """\
 
 [reticulum]
 
-# Pass traffic on for others? Say yes on machines that are always on and well
-# connected, and leave it off on laptops and telephones.
-enable_transport = no
-
 # Let the other programs on this computer use the interfaces of this node.
 share_instance = yes
 
 # Programs find the shared node by this name. Change it to run several nodes
 # with different configurations on one computer.
 instance_name = default
+
+# Pass traffic on for others? Say yes on machines that are always on and well
+# connected, and leave it off on laptops and telephones.
+enable_transport = no
 
 
 [logging]

@@ -248,7 +248,7 @@ class Section:
         for word, entry in table.items():
             if word.lower() == text.lower():
                 return entry
-        raise self.fail(key, f"{self._shown(key)} is not known{did_you_mean(text, table)}, accepted is {accepted}")
+        raise self.fail(key, f"{self._shown(key)} is not known, accepted is {accepted}{did_you_mean(text, table)}")
 
 
 def unknown_options(section: Section, known: Collection[str]) -> list[str]:

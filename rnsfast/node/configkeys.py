@@ -9,21 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-#: Interface modes: every accepted word, in lower case, and its number (protocol 06, section 2.3).
-MODES: Final[Mapping[str, int]] = {
-    "full": 1,
-    "pointtopoint": 2,
-    "ptp": 2,
-    "access_point": 3,
-    "accesspoint": 3,
-    "ap": 3,
-    "roaming": 4,
-    "boundary": 5,
-    "gateway": 6,
-    "gw": 6,
-    "internal": 7,
-}
-
 #: Values that must not appear in a message or a log.
 SECRET_KEYS: Final = frozenset({"passphrase", "pass_phrase", "rpc_key"})
 
