@@ -154,7 +154,6 @@ class Announcing:
             announce.ratchet if is_newest else None,
             packet.context == CTX_PATH_RESPONSE,
         )
-        self._engine.touched.add(announce.destination)
         self._engine.listener.announce_heard(event)
         if self._engine.forwarding is not None:
             self._engine.forwarding.announce_taken(port, packet, event, now)

@@ -36,12 +36,12 @@ _STREAM_HIGH: Final = STREAM_TYPE >> 8
 class Envelope:
     """One message in the ring: transmitted, not proved."""
 
-    __slots__ = ("fast", "hashes", "order", "plain", "sent_at", "sequence", "ticket", "timeout", "tries")
+    __slots__ = ("fast", "hashes", "order", "plain", "sent_at", "sequence", "source", "timeout", "tries")
 
-    def __init__(self, sequence: int, plain: bytes, ticket: Ticket | None) -> None:
+    def __init__(self, sequence: int, plain: bytes, source: Ticket | SendStream) -> None:
         self.sequence = sequence
         self.plain = plain  # the same bytes in every transmission, sealed anew each time
-        self.ticket = ticket
+        self.source = source  # what is told of the proof
         self.tries = 1
         self.fast = False  # a fast retransmission of this try was made
         self.hashes: list[bytes] = []  # of all copies: a proof of any of them counts
@@ -155,7 +155,8 @@ class Channel:
             elif streams:
                 stream = streams[0]
                 payload = stream.take(stream_mdu)
-                batch.append(Envelope(sequence, pack_envelope(STREAM_TYPE, sequence, payload), None))
+                batch.append(Envelope(sequence, pack_envelope(STREAM_TYPE, sequence, payload), stream))
+                stream.unproved += 1
                 if not stream.has_work:
                     streams.popleft()
                     touched.add(stream)
@@ -226,9 +227,14 @@ class Channel:
                 outstanding.pop(packet_hash, None)
             highest = max(highest, envelope.order)
             window.delivered(rtt)
-            if envelope.ticket is not None:
-                envelope.ticket.delivered = True
-                touched.add(envelope.ticket)
+            source = envelope.source
+            if isinstance(source, SendStream):
+                source.unproved -= 1
+                if not source.unproved:
+                    touched.add(source)
+            else:
+                source.delivered = True
+                touched.add(source)
         self._proved_order = highest
         touched.add(self)
         if ring and next(iter(ring.values())).order + FAST_AFTER <= highest:
@@ -296,9 +302,13 @@ class Channel:
         touched = self.link.engine.touched
         touched.add(self)
         touched.update(self.outbox)
-        touched.update(e.ticket for e in self.ring.values() if e.ticket is not None)
-        touched.update(self._streams)
+        for stream in self._streams:
+            stream.broken = self.link.closing
+            touched.add(stream)
         for envelope in self.ring.values():
+            if isinstance(envelope.source, SendStream):
+                envelope.source.broken = self.link.closing
+            touched.add(envelope.source)
             for packet_hash in envelope.hashes:
                 self.link.outstanding.pop(packet_hash, None)
         self.ring.clear()
@@ -306,10 +316,10 @@ class Channel:
         self._streams.clear()
         self.held.clear()
         reason = self.link.closing
-        for stream in (*self.readers.values(), *self._unopened.values()):
-            if not stream.eof and stream.broken is None:
-                stream.broken = reason
-            touched.add(stream)
+        for reader in (*self.readers.values(), *self._unopened.values()):
+            if not reader.eof and reader.broken is None:
+                reader.broken = reason
+            touched.add(reader)
 
     # ------------------------------------------------------------------ receiving
 

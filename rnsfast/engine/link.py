@@ -495,10 +495,15 @@ class Link:
 
     # ------------------------------------------------------------------ sending
 
-    def open_channel(self, now: float) -> Channel:
-        """The link's channel, the same object every time; what came before it was opened is processed now."""
+    def open_channel(self, now: float, opened: Callable[[Channel], None] | None = None) -> Channel:
+        """The link's channel, the same object every time; what came before it was opened is processed now.
+
+        `opened` is called with a new channel before that.
+        """
         if self.channel is None:
             self.channel = Channel(self)
+            if opened is not None:
+                opened(self.channel)
             if self.state is State.CLOSED:
                 self.channel.close()
             elif self._early:

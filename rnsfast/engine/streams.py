@@ -28,7 +28,20 @@ class Packed:
 class SendStream:
     """The sending half of one stream id. All sizes are plain bytes, before compression."""
 
-    __slots__ = ("_chunks", "_head", "_offset", "buffered", "closed", "eof_sent", "limit", "low", "owner", "stream_id")
+    __slots__ = (
+        "_chunks",
+        "_head",
+        "_offset",
+        "broken",
+        "buffered",
+        "closed",
+        "eof_sent",
+        "limit",
+        "low",
+        "owner",
+        "stream_id",
+        "unproved",
+    )
 
     def __init__(self, stream_id: int, limit: int = SEND_BUFFER) -> None:
         if not 0 <= stream_id <= MAX_STREAM_ID:
@@ -39,6 +52,8 @@ class SendStream:
         self.buffered = 0
         self.closed = False  # end of file is queued behind the data
         self.eof_sent = False
+        self.unproved = 0  # messages in the window
+        self.broken: str | None = None  # why nothing can be sent any more
         self.owner: Any = None  # the writer, for the runtime
         self._chunks: deque[bytes | Packed] = deque()
         self._offset = 0  # of the first chunk, if it is plain
@@ -53,6 +68,16 @@ class SendStream:
     def has_work(self) -> bool:
         """Something is waiting for the window: data, or the end of file."""
         return bool(self._chunks) or (self.closed and not self.eof_sent)
+
+    @property
+    def is_sent(self) -> bool:
+        """Everything put in, and the end of file if queued, has been handed to the window."""
+        return not self.has_work
+
+    @property
+    def is_delivered(self) -> bool:
+        """Everything put in, and the end of file if queued, has been proved by the peer."""
+        return not self.has_work and not self.unproved
 
     def put(self, data: bytes | Packed) -> None:
         """Append. The caller has looked at `room`; a compressed chunk may exceed it, by less than MAX_CHUNK."""

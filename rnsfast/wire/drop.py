@@ -67,6 +67,7 @@ class Drop(Enum):
     LINK_CONTEXT = "link.context_unknown"
     LINK_IDENTIFY = "link.identify"
     LINK_TOKEN = "link.token"
+    PACKET_NO_HANDLER = "link.packet_no_handler"
     # Channels (protocol 05)
     CHANNEL_NOT_OPEN = "channel.not_open"
     CHANNEL_TOKEN = "channel.token"

@@ -1,0 +1,256 @@
+"""The thread-facing channel of a link.  Protocol 05."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from rnsfast.engine.channel import Channel as EngineChannel
+from rnsfast.engine.channel import Ticket
+from rnsfast.errors import ChannelFull, LinkClosed, MessageTooLarge
+from rnsfast.node.message import Message, check_registrable, type_of
+from rnsfast.node.waiting import Waitable
+from rnsfast.wire.drop import Drop
+
+if TYPE_CHECKING:
+    from rnsfast.node.link import Link
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Any], Any]
+
+
+class Channel(Waitable):
+    """A reliable, ordered message pipe, `link.channel`. One for each end of a link, the same object every time.
+
+    Messages that arrive are kept until somebody takes them: handlers added with `on_message`, or calls of `receive`.
+    Register the types first. Handlers run on a callback thread, one message at a time, and may call anything here.
+    """
+
+    __slots__ = ("_engine", "_handlers", "_inbox", "_link", "_reactor", "_types")
+
+    def __init__(self, link: Link, engine: EngineChannel) -> None:
+        super().__init__(link._reactor.lock)
+        self._link = link
+        self._reactor = link._reactor
+        self._engine = engine
+        self._types: dict[int, type] = {}
+        self._handlers: list[Handler] = []
+        self._inbox: deque[tuple[int, bytes]] = deque()  # bounded by the engine's backlog limit
+        engine.owner = self
+
+    # ------------------------------------------------------------------ types and handlers
+
+    def register(self, *classes: type) -> None:
+        """Make messages of these classes understood when they arrive. A later class of the same number replaces.
+
+        MessageTypeError if one is no message class, its number is reserved, or it cannot be made without arguments.
+        """
+        for cls in classes:
+            number = check_registrable(cls)
+            with self._reactor.turn:
+                self._types[number] = cls
+
+    def on_message(self, handler: Handler) -> None:
+        """Have `handler(message)` called for each message, after the handlers added before it.
+
+        A handler that returns something true ends the chain for this message. One that raises is logged, and the
+        chain goes on. Adding a handler twice has no effect. What has arrived already is delivered now.
+        """
+        with self._reactor.turn:
+            if handler not in self._handlers:
+                self._handlers.append(handler)
+            if self._inbox:
+                self._reactor.enqueue(self._link._strand, self._deliver)
+
+    def remove_handler(self, handler: Handler) -> None:
+        """Effective from the next message; an unknown handler is ignored."""
+        with self._reactor.turn:
+            if handler in self._handlers:
+                self._handlers.remove(handler)
+
+    def _arrived(self, messages: list[tuple[int, bytes]]) -> None:
+        """The engine has messages. Under the lock."""
+        waiting = bool(self._inbox)
+        self._inbox.extend(messages)
+        if self._handlers:
+            if not waiting:
+                self._reactor.enqueue(self._link._strand, self._deliver)
+        else:
+            self._reactor.engine.touched.add(self._engine)
+
+    def _deliver(self) -> None:
+        """On the link's strand: everything there is, in order."""
+        while True:
+            with self._lock:
+                if not self._handlers or not self._inbox:
+                    return
+                batch = list(self._inbox)
+                self._inbox.clear()
+                self._engine.messages_consumed(batch)
+            for number, payload in batch:
+                message = self._unpack(number, payload)
+                if message is not None:
+                    self._offer(message)
+
+    def _offer(self, message: Any) -> None:
+        for handler in tuple(self._handlers):  # a copy: handlers may come and go, effective from the next message
+            try:
+                if handler(message):
+                    return
+            except Exception:
+                log.exception("a message handler of link %s raised", self._link)
+
+    def _unpack(self, number: int, payload: bytes) -> Any | None:
+        """The message, None if its type is unknown or it cannot be read: counted, reported and skipped."""
+        cls = self._types.get(number)
+        problem, error = Drop.CHANNEL_TYPE, "nobody registered that type"
+        if cls is not None:
+            message = cls()
+            try:
+                message.unpack(payload)
+                return message
+            except Exception as exception:
+                problem, error = Drop.CHANNEL_PAYLOAD, f"{cls.__name__}.unpack raised {exception!r}"
+        with self._lock:
+            drops = self._engine.link.port.drops
+            drops[problem] += 1
+            first = drops[problem] == 1
+        if first:
+            log.warning("link %s: a message of type %#06x was skipped: %s", self._link, number, error)
+        return None
+
+    def receive(self, timeout: float | None = None) -> Any:
+        """Wait for the next message and return it; for programs without handlers.
+
+        Raises:
+            TimeoutError: none came within `timeout` seconds; None waits for ever.
+            LinkClosed: the link is closed and everything that had arrived has been taken.
+        """
+        self._reactor.check_may_block()
+        end = None if timeout is None else monotonic() + timeout
+        while True:
+            with self._lock:
+                remaining = None if end is None else end - monotonic()
+                self.wait_for(self._has_news, remaining)
+                item = self._take()
+            if item is None:
+                raise TimeoutError(f"no message within {timeout} s")
+            message = self._unpack(*item)
+            if message is not None:
+                return message
+
+    def _has_news(self) -> bool:
+        return bool(self._inbox) or self._engine.closed
+
+    def _take(self) -> tuple[int, bytes] | None:
+        """Under the lock: the oldest message; None if there is none yet."""
+        if self._inbox:
+            item = self._inbox.popleft()
+            self._engine.messages_consumed([item])
+            return item
+        if self._engine.closed:
+            raise self._closed()
+        return None
+
+    # ------------------------------------------------------------------ sending
+
+    @property
+    def mdu(self) -> int:
+        """The most payload bytes of one message."""
+        return self._engine.mdu
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a message would leave at once. Never waits, never raises."""
+        with self._lock:
+            return self._engine.is_ready
+
+    def wait_ready(self, timeout: float | None = None) -> bool:
+        """Wait until a message can be sent. False if `timeout` seconds pass first.
+
+        Somebody else may take the room before you do; `send` waits and sends in one step.
+
+        Raises LinkClosed when it can never become ready.
+        """
+        self._reactor.check_may_block()
+        engine = self._engine
+        with self._lock:
+            self.wait_for(lambda: engine.closed or engine.is_ready, timeout)
+            if engine.closed:
+                raise self._closed()
+            return engine.is_ready
+
+    def send(self, message: Message, timeout: float | None = None) -> Ticket:
+        """Send one message; waits for room in the window. Senders that wait are served in order of arrival.
+
+        Messages go out before bytes that streams of the same link have buffered.
+
+        Args:
+            message: an object with MSGTYPE and pack().
+            timeout: seconds to wait for room; 0 does not wait, None waits for ever.
+
+        Returns:
+            A ticket; `flush` waits for the proof of everything sent.
+
+        Raises:
+            ChannelFull: no room within `timeout`; nothing was sent.
+            LinkClosed: before or while waiting; nothing was sent.
+            MessageTooLarge, MessageTypeError: the message cannot be sent at all.
+
+        Protocol: 05, section 4. Threads: any but the reactor's; blocks only its caller.
+        """
+        ticket = self._ticket(message)
+        engine = self._engine
+        if timeout is None or timeout > 0:
+            self._reactor.check_may_block()
+        with self._reactor.turn as now:
+            if engine.closed:
+                raise self._closed()
+            if engine.send(ticket, now):
+                return ticket
+            if timeout is not None and timeout <= 0:
+                engine.cancel(ticket)
+                raise ChannelFull(f"the window of link {self._link} is full, nothing was sent")
+        waiter = Waitable(self._lock)
+        try:
+            with self._lock:
+                ticket.owner = waiter
+                waiter.wait_for(lambda: ticket.sent or engine.closed, timeout)
+        finally:
+            with self._reactor.turn as now:
+                ticket.owner = None
+                unsent = engine.cancel(ticket)
+                engine.pump(now)
+        if not unsent:
+            return ticket
+        if engine.closed:
+            raise self._closed()
+        raise ChannelFull(f"the window of link {self._link} stayed full for {timeout} s, nothing was sent")
+
+    def _ticket(self, message: Message) -> Ticket:
+        number, payload = type_of(message), message.pack()
+        if len(payload) > self._engine.mdu:
+            raise MessageTooLarge(len(payload), self._engine.mdu)
+        return Ticket(number, payload)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until the peer has proved everything that was sent. False if `timeout` seconds pass first.
+
+        A proof says that the peer's node has a message, not that its application has seen it.
+
+        Raises LinkClosed if the link is closed before.
+        """
+        self._reactor.check_may_block()
+        engine = self._engine
+        with self._lock:
+            self.wait_for(lambda: engine.closed or engine.is_idle, timeout)
+            if engine.closed:
+                raise self._closed()
+            return engine.is_idle
+
+    def _closed(self) -> LinkClosed:
+        return LinkClosed(self._engine.link.link_id, self._engine.link.closing)

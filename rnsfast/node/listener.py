@@ -1,0 +1,128 @@
+"""Takes the engine's events and queues what applications are to be told.  Everything here is called under the lock."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rnsfast.engine.channel import Channel as EngineChannel
+from rnsfast.engine.destination import Destination
+from rnsfast.engine.events import AnnounceHeard, PacketArrived
+from rnsfast.engine.link import Link as EngineLink
+from rnsfast.engine.receipts import Receipt as EngineReceipt
+from rnsfast.node.dispatch import Strand
+from rnsfast.node.link import Link
+from rnsfast.node.waiting import Waitable
+from rnsfast.wire.names import destination_hash, name_hash, split_name
+
+if TYPE_CHECKING:
+    from rnsfast.node.node import Node
+    from rnsfast.node.reactor import Reactor
+
+log = logging.getLogger(__name__)
+
+AnnounceHandler = Callable[[AnnounceHeard], Any]
+
+
+class NodeListener:
+    """The runtime's end of `rnsfast.engine.events.Listener`."""
+
+    def __init__(self, node: Node, reactor: Reactor) -> None:
+        self._node, self._reactor = node, reactor
+        self.strand = Strand()  # announces, saving: everything that belongs to no link and no inbox
+        self._announce_handlers: list[tuple[AnnounceHandler, bytes | None]] = []
+        self._path_waiters: dict[bytes, list[_PathWaiter]] = {}
+
+    def add_announce_handler(self, handler: AnnounceHandler, name: str | None) -> None:
+        """`name` None means all."""
+        wanted = None if name is None else name_hash(split_name(name)[0], *split_name(name)[1])
+        self._announce_handlers.append((handler, wanted))
+
+    def path_waiter(self, destination: bytes) -> _PathWaiter:
+        """Somebody is going to wait for a path. Without the lock."""
+        waiter = _PathWaiter(self._reactor.lock)
+        with self._reactor.lock:
+            self._path_waiters.setdefault(destination, []).append(waiter)
+        return waiter
+
+    def drop_path_waiter(self, destination: bytes, waiter: _PathWaiter) -> None:
+        """Waits no more. Without the lock."""
+        with self._reactor.lock:
+            waiters = self._path_waiters.get(destination, [])
+            if waiter in waiters:
+                waiters.remove(waiter)
+            if not waiters:
+                self._path_waiters.pop(destination, None)
+
+    def ports_changed(self) -> None:
+        """An interface came up or went down, or the node is going down: whoever waits for a path looks again."""
+        for waiters in self._path_waiters.values():
+            self._reactor.engine.touched.update(waiters)
+
+    # ------------------------------------------------------------------ the engine's events
+
+    def announce_heard(self, event: AnnounceHeard) -> None:
+        self._reactor.engine.touched.update(self._path_waiters.get(event.destination, ()))
+        for handler, wanted in self._announce_handlers:
+            if wanted is None or destination_hash(wanted, event.identity.hash) == event.destination:
+                self._reactor.enqueue(self.strand, lambda h=handler: h(event))  # type: ignore[misc]
+
+    def ratchets_rotated(self, destination: Destination) -> None:
+        """An answer to a path request rotated the ratchets: save them soon."""
+        inbox = destination.owner
+        if inbox is not None:
+            self._reactor.enqueue(self.strand, inbox._save_ring)
+
+    def ratchet_learnt(self, destination: bytes, ratchet: bytes, unix_time: float) -> None:
+        storage = self._node._storage
+        if storage is not None:
+            save = storage.save_peer_ratchet
+            self._reactor.enqueue(self.strand, lambda: _discard(save(destination, ratchet, unix_time)))
+
+    def packet_arrived(self, event: PacketArrived) -> None:
+        if event.destination.owner is not None:
+            event.destination.owner._packet(event)
+
+    def receipt_concluded(self, receipt: EngineReceipt) -> None:
+        """Who waits for it is told through `touched`."""
+
+    def link_established(self, link: EngineLink) -> None:
+        if link.initiator:
+            return  # `connect` waits for it
+        facade = Link(self._node, link)
+        inbox = link.destination.owner
+        if inbox is not None:
+            inbox._link(facade)
+
+    def link_closed(self, link: EngineLink) -> None:
+        if link.owner is not None:
+            link.owner._closed()
+
+    def link_data(self, link: EngineLink, data: bytes, packet_hash: bytes) -> None:
+        if link.owner is not None:
+            link.owner._data(data, packet_hash)
+
+    def peer_identified(self, link: EngineLink) -> None:
+        self._reactor.engine.touched.add(link)
+        if link.owner is not None:
+            link.owner._identified()
+
+    def messages_arrived(self, channel: EngineChannel, messages: list[tuple[int, bytes]]) -> None:
+        if channel.owner is not None:
+            channel.owner._arrived(messages)
+
+
+class _PathWaiter(Waitable):
+    """Waits for an announce; its own owner, so that `touched` can hold it."""
+
+    __slots__ = ()
+
+    @property
+    def owner(self) -> _PathWaiter:
+        """Itself."""
+        return self
+
+
+def _discard(_: object) -> None:
+    """For calls whose answer nobody needs."""

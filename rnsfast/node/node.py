@@ -1,0 +1,531 @@
+"""A node: interfaces, engine, storage and threads in one object.  DESIGN, sections 5 and 6."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from math import inf
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+from rnsfast.crypto.identity import Identity
+from rnsfast.engine.destination import Destination, Direction, ProofStrategy
+from rnsfast.engine.engine import Engine
+from rnsfast.engine.known import Known
+from rnsfast.errors import ConfigError, InterfaceError, LinkTimeout, NodeClosed, PathNotFound
+from rnsfast.interfaces import registry
+from rnsfast.interfaces.base import Interface
+from rnsfast.node.config import (
+    CheckedSections,
+    NodeConfig,
+    check_sections,
+    ensure_layout,
+    find_config_dir,
+    load_or_create,
+)
+from rnsfast.node.destinations import Inbox, Outbox
+from rnsfast.node.dispatch import Dispatcher
+from rnsfast.node.link import Link
+from rnsfast.node.listener import AnnounceHandler, NodeListener
+from rnsfast.node.reactor import Reactor
+from rnsfast.node.storage import Storage
+from rnsfast.wire.knowndest import KnownDestination
+from rnsfast.wire.names import destination_hash, name_hash
+from rnsfast.wire.packet import SINGLE
+
+log = logging.getLogger(__name__)
+
+SAVE_INTERVAL: Final = 300.0  # seconds; what is learnt is on disk after this long at the latest
+STOP_PATIENCE: Final = 5.0  # seconds `stop` waits for each of its threads
+RETRY_INTERFACE: Final = 10.0  # seconds between attempts to open an interface whose address was not free
+ASK_AGAIN: Final = 5.0  # seconds after which `connect` repeats a path request that brought nothing
+
+_serial = 0
+
+
+class FailedInterface:
+    """An interface of the configuration that is not running, and why."""
+
+    __slots__ = ("kind", "name", "reason")
+
+    def __init__(self, name: str, kind: str, reason: str) -> None:
+        self.name, self.kind, self.reason = name, kind, reason
+
+
+class Node:
+    """A Reticulum node inside this process.
+
+        with Node(configdir) as node:
+            inbox = node.register(Identity(), "example", "files")
+            link = node.connect(destination_hash, "example", "files", timeout=15)
+
+    Args:
+        configdir: directory with the file `config`, in the reference's format; None searches /etc/reticulum,
+            ~/.config/reticulum and ~/.reticulum. It is created if missing.
+        strict: a faulty interface section is an error instead of a listed failure.
+
+    Nothing happens before `start` (or `with`). A node installs no signal handlers, never ends the process and leaves
+    logging alone. Several nodes can run in one process. Do not fork after `start`.
+
+    Raises (from `start`): ConfigError, StorageError, InterfaceError (strict only).
+    """
+
+    def __init__(self, configdir: str | os.PathLike[str] | None = None, *, strict: bool = False) -> None:
+        self.config = NodeConfig()
+        self.failed: list[FailedInterface] = []
+        self.warnings: list[str] = []
+        self.interfaces: list[Interface] = []
+        self._configdir: Path | None = find_config_dir(configdir)
+        self._strict = strict
+        self._given: list[Interface] = []
+        self._storage: Storage | None = None
+        self._state_lock = threading.Lock()
+        self._state = "new"
+        self._saver: Any = None
+
+    @classmethod
+    def from_interfaces(cls, interfaces: Iterable[Interface], config: NodeConfig | None = None) -> Node:
+        """A node without files: interfaces made by hand, nothing stored, a new identity every time."""
+        node = cls.__new__(cls)
+        Node.__init__(node, "")
+        node._configdir = None
+        node._given = list(interfaces)
+        node.config = config or NodeConfig()
+        return node
+
+    # ------------------------------------------------------------------ life
+
+    def start(self) -> Node:
+        """Read the configuration, open the interfaces and run. A stopped node can be started again."""
+        with self._state_lock:
+            if self._state == "running":
+                return self
+            self._state = "running"
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start(self) -> None:
+        global _serial
+        _serial += 1
+        name = f"rnsfast-{_serial}"
+        self.failed, self.interfaces = [], []
+        checked: CheckedSections[Callable[[], Interface]] = CheckedSections()
+        transport_identity: Identity | None = None
+        if self._configdir is not None:
+            checked = self._read_config(self._configdir)
+            self._storage = Storage(self._configdir)
+            self._storage.open()
+            stored = self._storage.transport_identity()
+            transport_identity = stored if self.config.static_transport_identity else None
+        self._dispatcher = Dispatcher(name)
+        self._reactor = Reactor(name, self._dispatcher)
+        self._listener = NodeListener(self, self._reactor)
+        self._reactor.engine = self._engine = Engine(
+            self._listener,
+            monotonic(),
+            unix_offset=time.time() - monotonic(),
+            transport_identity=transport_identity,
+            link_mtu_discovery=self.config.link_mtu_discovery,
+            implicit_proofs=self.config.use_implicit_proof,
+        )
+        self._reactor.on_ports_changed = self._listener.ports_changed
+        if self._storage is not None:
+            self._load(self._storage)
+        self._reactor.start()
+        for section, make in checked.good:
+            self._open(make(), section.kind)
+        for interface in self._given:
+            self._open(interface, interface.kind)
+        for section, error in checked.failed:
+            self.failed.append(FailedInterface(section.name, _kind_of(section), str(error)))
+            log.error("%s", error)
+        self._saver = self._reactor.call_at(monotonic() + SAVE_INTERVAL, self._save_later)
+
+    def _read_config(self, directory: Path) -> CheckedSections[Callable[[], Interface]]:
+        ensure_layout(directory)
+        loaded = load_or_create(directory)
+        self.config = loaded.config
+        defaults = loaded.config.interface_defaults()
+        checked = check_sections(
+            loaded.sections, lambda section: registry.parse(section, defaults), strict=self._strict
+        )
+        self.warnings = [*loaded.warnings, *checked.warnings]
+        for warning in self.warnings:
+            log.warning("%s", warning)
+        return checked
+
+    def _open(self, interface: Interface, kind: str) -> None:
+        """Start an interface; one that cannot start is listed, and tried again if the obstacle may go away."""
+        try:
+            interface.start(self._reactor)
+        except InterfaceError as error:
+            if self._strict:
+                raise
+            failed = FailedInterface(interface.name, kind, str(error))
+            self.failed.append(failed)
+            log.error("%s", error)
+            if getattr(error, "retryable", True):
+                self._retry(interface, failed)
+            return
+        self.interfaces.append(interface)
+
+    def _retry(self, interface: Interface, failed: FailedInterface) -> None:
+        def attempt() -> None:
+            if self._state != "running" or failed not in self.failed:
+                return
+            try:
+                interface.start(self._reactor)
+            except InterfaceError as error:
+                failed.reason = str(error)  # said once; `status` has the latest
+                self._retry(interface, failed)
+                return
+            self.failed.remove(failed)
+            self.interfaces.append(interface)
+            log.info("%s: is up now", interface.name)
+
+        self._reactor.call_at(monotonic() + RETRY_INTERFACE, attempt)
+
+    def stop(self) -> None:
+        """Close the links, send what is queued, save, close the interfaces, end the threads. Idempotent.
+
+        May be called from anywhere, also from a callback. Waiting calls end with LinkClosed or NodeClosed.
+        """
+        with self._state_lock:
+            if self._state != "running":
+                return
+            self._state = "stopped"
+        reactor = getattr(self, "_reactor", None)
+        if reactor is not None and reactor.engine is not None:
+            with reactor.turn as now:
+                for link in list(reactor.engine.links.values()):
+                    link.close(now, "the node was stopped")
+                self._listener.ports_changed()
+            for interface in self.interfaces:
+                interface.close()
+            for failed in list(self.failed):
+                self.failed.remove(failed)
+            reactor.stop(STOP_PATIENCE)
+            self._dispatcher.close(STOP_PATIENCE)
+        if self._storage is not None:
+            if reactor is not None and reactor.engine is not None:
+                self._save()
+            self._storage.close()
+            self._storage = None
+        self.interfaces = []
+
+    def __enter__(self) -> Node:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    @property
+    def is_running(self) -> bool:
+        """Between `start` and `stop`."""
+        return self._state == "running"
+
+    def _check_running(self) -> None:
+        if self._state != "running":
+            raise NodeClosed("the node is not running: use `with Node(...) as node`, or call start() first")
+
+    # ------------------------------------------------------------------ storage
+
+    def _load(self, storage: Storage) -> None:
+        unix_time = time.time()
+        for entry in storage.load_known_destinations():
+            self._engine.known.put(entry.destination, _known(entry))
+        storage.clean_peer_ratchets(self._engine.known.entries.keys(), unix_time)
+        self._engine.known.ratchets.update(storage.load_peer_ratchets(unix_time))
+
+    def _save_later(self) -> None:
+        """On the reactor: save on a callback thread, and again after the interval."""
+        if self._state == "running":
+            with self._reactor.turn:
+                self._reactor.enqueue(self._listener.strand, self._save)
+            self._saver = self._reactor.call_at(monotonic() + SAVE_INTERVAL, self._save_later)
+
+    def _save(self) -> None:
+        storage = self._storage
+        if storage is None:
+            return
+        with self._reactor.lock:
+            entries = [
+                KnownDestination(d, k.heard_at, k.packet_hash, k.public_key, k.app_data, k.used_at)
+                for d, k in self._engine.known.entries.items()
+            ]
+        storage.save_known_destinations(entries)
+
+    # ------------------------------------------------------------------ destinations
+
+    def register(self, identity: Identity | None, app: str, *aspects: str, kind: int = SINGLE) -> Inbox:
+        """Receive under a name: make an IN destination.
+
+        Args:
+            identity: whose destination it is, with its private key; None for kind=PLAIN.
+            app, aspects: the name's parts, without dots.
+            kind: SINGLE (default), GROUP or PLAIN of rnsfast.wire.packet.
+
+        Raises ValueError if the name has dots in a part or the address is registered already.
+        """
+        self._check_running()
+        destination = Destination(identity, Direction.IN, kind, app, *aspects)
+        inbox = Inbox(self, destination)
+        with self._reactor.turn:
+            self._engine.register(destination)
+        return inbox
+
+    def outbox(self, target: Identity | bytes | None, app: str, *aspects: str, kind: int = SINGLE) -> Outbox:
+        """Send packets to somebody's destination.
+
+        Args:
+            target: the identity, or the destination hash of one whose announce was heard; None for kind=PLAIN.
+
+        Raises PathNotFound if the hash is not known, ValueError if it does not belong to the name.
+        """
+        self._check_running()
+        if isinstance(target, bytes):
+            identity: Identity | None = self._identity_of(target)
+            self._check_name(target, identity, app, aspects)
+        else:
+            identity = target
+        return Outbox(self, Destination(identity, Direction.OUT, kind, app, *aspects))
+
+    def _identity_of(self, destination: bytes) -> Identity:
+        with self._reactor.lock:
+            identity = self._engine.recall(destination, time.time())
+        if identity is None:
+            raise PathNotFound(f"destination {destination.hex()} is not known: no announce of it was heard yet")
+        return identity
+
+    def recall(self, destination: bytes) -> Identity | None:
+        """The public half of the identity behind an address, if an announce of it was heard."""
+        self._check_running()
+        with self._reactor.lock:
+            return self._engine.recall(destination, time.time())
+
+    def app_data(self, destination: bytes) -> bytes | None:
+        """What the destination announced last beside its keys; None if nothing."""
+        self._check_running()
+        with self._reactor.lock:
+            known = self._engine.known.entries.get(destination)
+            return None if known is None else known.app_data
+
+    def on_announce(self, handler: AnnounceHandler, name: str | None = None) -> None:
+        """Have `handler(event)` called for announces that bring news: of destinations with this full name, or of all.
+
+        The event is an AnnounceHeard. Handlers run on a callback thread, one after the other.
+        """
+        self._check_running()
+        with self._reactor.turn:
+            self._listener.add_announce_handler(handler, name)
+
+    # ------------------------------------------------------------------ paths and links
+
+    def has_path(self, destination: bytes) -> bool:
+        """Whether a path over an interface that is up is known. Looks, never waits."""
+        self._check_running()
+        with self._reactor.lock:
+            return self._engine.paths.usable(destination) is not None
+
+    def hops_to(self, destination: bytes) -> int | None:
+        """How far it is; None if no path is known."""
+        self._check_running()
+        with self._reactor.lock:
+            path = self._engine.paths.usable(destination)
+            return None if path is None else path.hops
+
+    def request_path(self, destination: bytes, timeout: float | None = 15.0) -> None:
+        """Find a path to a destination, waiting for the answer; 0 asks and does not wait.
+
+        Raises PathNotFound if none came within `timeout` seconds, ValueError for a hash that has not 16 bytes.
+        """
+        self._check_running()
+        _check_hash(destination)
+        if timeout == 0:
+            with self._reactor.turn as now:
+                self._engine.announcing.request_path(destination, now)
+            return
+        self._reactor.check_may_block()
+        self._find_path(destination, None if timeout is None else monotonic() + timeout, fresh=True)
+
+    def _find_path(self, destination: bytes, end: float | None, *, fresh: bool = False) -> None:
+        """Wait for a path that is usable and an identity that is known."""
+        started = monotonic()
+        waiter = self._listener.path_waiter(destination)
+        found_before = None if not fresh else self._path_mark(destination)
+
+        def found() -> bool:
+            if self._state != "running":
+                return True
+            if self._engine.paths.usable(destination) is None or self._engine.recall(destination, time.time()) is None:
+                return False
+            return not fresh or self._path_mark_locked(destination) != found_before
+
+        try:
+            while True:
+                with self._reactor.turn as now:
+                    if found():
+                        break
+                    interfaces = self._reactor.port_generation
+                    self._engine.announcing.request_path(destination, now)
+                remaining = inf if end is None else end - monotonic()
+                with self._reactor.lock:
+                    waiter.wait_for(
+                        lambda seen=interfaces: found() or self._reactor.port_generation != seen,  # type: ignore[misc]
+                        min(ASK_AGAIN, remaining),
+                    )
+                    if found():
+                        break
+                if remaining <= ASK_AGAIN and monotonic() >= (end or inf):
+                    waited = monotonic() - started
+                    raise PathNotFound(
+                        f"no path to {destination.hex()} within {waited:.0f} s: nobody reachable has heard of it"
+                    )
+        finally:
+            self._listener.drop_path_waiter(destination, waiter)
+        self._check_running()
+
+    def _path_mark(self, destination: bytes) -> object:
+        with self._reactor.lock:
+            return self._path_mark_locked(destination)
+
+    def _path_mark_locked(self, destination: bytes) -> object:
+        path = self._engine.paths.usable(destination)
+        return None if path is None else path.packet_hash
+
+    def connect(
+        self,
+        destination: bytes,
+        app: str,
+        *aspects: str,
+        timeout: float | None = 15.0,
+        identity: Identity | None = None,
+    ) -> Link:
+        """Open a link and wait until it can be used. Finds a path first if none is known.
+
+        If a first attempt over a known path fails and there is time left, the path is given up and another one tried.
+
+        Args:
+            destination: the 16-byte hash of a SINGLE destination.
+            app, aspects: its name; the hash must belong to it.
+            timeout: seconds for path and handshake together; None waits for ever.
+            identity: reveal this identity to the other end at once.
+
+        Returns:
+            An active link. `link.mdu` is the most bytes one packet carries: 431 if the link MTU is 500.
+
+        Raises:
+            PathNotFound: no path within `timeout`.
+            LinkTimeout: a path, but no valid link proof within `timeout`.
+            ValueError: the hash has not 16 bytes, or does not belong to the name.
+            NodeClosed: the node was stopped, before or meanwhile.
+
+        Protocol: 03, sections 2 to 8. Threads: any but the reactor's; blocks only its caller.
+        """
+        self._check_running()
+        _check_hash(destination)
+        self._reactor.check_may_block()
+        end = None if timeout is None else monotonic() + timeout
+        while True:
+            self._find_path(destination, end)
+            link = self._try_connect(destination, app, aspects, end)
+            if link is not None:
+                if identity is not None:
+                    link.identify(identity)
+                return link
+            if end is not None and monotonic() >= end:
+                raise LinkTimeout(f"{destination.hex()} did not answer the link request within {timeout:.0f} s")
+
+    def _try_connect(self, destination: bytes, app: str, aspects: tuple[str, ...], end: float | None) -> Link | None:
+        """One link request. None if it was not answered in time."""
+        identity = self._identity_of(destination)
+        self._check_name(destination, identity, app, aspects)
+        target = Destination(identity, Direction.OUT, SINGLE, app, *aspects)
+        with self._reactor.turn as now:
+            engine = self._engine.open_link(target, now)
+            link = Link(self, engine)
+        try:
+            with self._reactor.lock:
+                remaining = None if end is None else end - monotonic()
+                link.wait_for(lambda: link.is_active or not engine.is_open, remaining)
+                active = link.is_active
+        except BaseException:
+            link.close()
+            raise
+        if active:
+            return link
+        link.close()
+        self._check_running()
+        return None
+
+    @staticmethod
+    def _check_name(destination: bytes, identity: Identity | None, app: str, aspects: tuple[str, ...]) -> None:
+        found = destination_hash(name_hash(app, *aspects), None if identity is None else identity.hash)
+        if found != destination:
+            name = ".".join((app, *aspects))
+            raise ValueError(f"destination {destination.hex()} is not named {name!r}: that name has {found.hex()}")
+
+    def _wants_proof(self, destination: Destination, data: bytes) -> bool:
+        """Whether the application wants a packet proved. On a callback thread."""
+        if destination.proofs is not ProofStrategy.APP or destination.owner is None:
+            return False
+        decide = destination.owner._handlers.get("proof")
+        return decide is not None and bool(decide(data))
+
+    # ------------------------------------------------------------------ looking
+
+    def status(self) -> dict[str, Any]:
+        """What the node is doing now: interfaces with their counters, failed ones with their reasons, table sizes."""
+        self._check_running()
+        interfaces = [{"name": i.name, "type": i.kind, **i.status()} for i in self.interfaces]
+        failed = [{"name": f.name, "type": f.kind, "reason": f.reason} for f in self.failed]
+        with self._reactor.lock:
+            engine = self._engine
+            drops = {drop.value: n for drop, n in engine.drops.items()}
+            ports = [
+                {
+                    "name": port.name,
+                    "online": port.online,
+                    "mtu": port.hw_mtu,
+                    "rx_packets": port.rx_packets,
+                    "rx_bytes": port.rx_bytes,
+                    "tx_packets": port.tx_packets,
+                    "tx_bytes": port.tx_bytes,
+                    "drops": {drop.value: n for drop, n in port.drops.items()},
+                }
+                for port in engine.ports
+            ]
+            return {
+                "interfaces": interfaces,
+                "failed": failed,
+                "ports": ports,
+                "links": len(engine.links),
+                "paths": len(engine.paths.paths),
+                "known_destinations": len(engine.known.entries),
+                "drops": drops,
+                "wakeups": self._reactor.wakeups,
+            }
+
+
+def _known(entry: KnownDestination) -> Known:
+    return Known(entry.received, entry.packet_hash, entry.public_key, entry.app_data, entry.used)
+
+
+def _kind_of(section: Any) -> str:
+    try:
+        return str(section.kind)
+    except ConfigError:
+        return "unknown"
+
+
+def _check_hash(destination: bytes) -> None:
+    if len(destination) != 16:
+        raise ValueError(f"a destination hash has 16 bytes (32 hex digits), this one has {len(destination)}")

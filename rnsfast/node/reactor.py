@@ -1,0 +1,272 @@
+"""The reactor: one thread that polls all descriptors, one lock, deadlines.  Protocol 09, section 4; DESIGN, section 6.
+
+Every use of the engine is a turn: lock, work, unlock, flush what the work queued, then wake who waits for what it
+changed.  A turn may be taken on any thread; a turn of an application thread flushes on that thread, so a single packet
+leaves without waiting for anybody.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+from time import monotonic
+from types import TracebackType
+from typing import Any, Final
+
+from rnsfast.engine.engine import Engine
+from rnsfast.engine.port import Port
+from rnsfast.interfaces.base import Address, Interface
+from rnsfast.node.dispatch import Dispatcher, Strand
+from rnsfast.node.waiting import Waitable
+from rnsfast.osio.poller import open_poller
+
+log = logging.getLogger(__name__)
+
+SLICE: Final = 16  # packets processed before what they caused is flushed: both ends of a link work at the same time
+LONGEST_SLEEP: Final = 3600.0  # seconds; a poller takes no infinity
+
+
+class Call:
+    """A deadline given to the reactor."""
+
+    __slots__ = ("fn",)
+
+    def __init__(self, fn: Callable[[], None]) -> None:
+        self.fn: Callable[[], None] | None = fn
+
+    def cancel(self) -> None:
+        """Idempotent; harmless when it has run."""
+        self.fn = None
+
+
+class Turn:
+    """`with reactor.turn as now:` the lock is held inside; afterwards queues are flushed and waiters woken."""
+
+    __slots__ = ("_reactor",)
+
+    def __init__(self, reactor: Reactor) -> None:
+        self._reactor = reactor
+
+    def __enter__(self) -> float:
+        self._reactor.lock.acquire()
+        return monotonic()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._reactor.finish_turn()
+
+
+class Reactor:
+    """Implements `Runtime` for interfaces."""
+
+    def __init__(self, name: str, dispatcher: Dispatcher) -> None:
+        self.name = name
+        self.lock = threading.Lock()
+        self.turn = Turn(self)
+        self.engine: Engine = None  # type: ignore[assignment]  # set by the node before anything runs
+        self.dispatcher = dispatcher
+        self.ready: list[Strand] = []  # strands with new calls, submitted at the end of the turn
+        self._poller = open_poller()
+        self._callbacks: dict[int, Callable[[int], None]] = {}
+        self._calls: list[tuple[float, int, Call]] = []
+        self._calls_lock = threading.Lock()
+        self._numbers = count()
+        self._wake_at = 0.0  # the poller returns by then; 0 while the reactor is awake
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"{name}-reactor", daemon=True)
+        self.wakeups = 0
+        self.port_generation = 0  # counts changes of interfaces
+        self.on_ports_changed: Callable[[], None] = lambda: None  # under the lock
+
+    # ------------------------------------------------------------------ turns
+
+    def finish_turn(self) -> None:
+        """Unlock, flush, wake. Called with the lock held; `Turn` does."""
+        engine = self.engine
+        ports: list[Port] | None = None
+        wake: list[Waitable] | None = None
+        strands: list[Strand] | None = None
+        if engine.dirty:
+            ports = list(engine.dirty)
+            engine.dirty.clear()
+        if engine.touched:
+            wake = [owner for item in engine.touched if (owner := item.owner) is not None and owner.has_waiters]
+            engine.touched.clear()
+        if self.ready:
+            strands, self.ready = self.ready, []
+        late = engine.timers.deadline < self._wake_at
+        self.lock.release()
+        if ports is not None:
+            for port in ports:
+                if port.owner is not None:
+                    port.owner.flush(port)
+        if wake:
+            rings: list[Callable[[], None]] = []
+            with self.lock:
+                for owner in wake:
+                    rings += owner.notify()
+            for ring in rings:
+                _ring(ring)
+        if strands is not None:
+            for strand in strands:
+                self.dispatcher.submit(strand)
+        if late:
+            self._poller.wake()
+
+    def enqueue(self, strand: Strand, call: Callable[[], None]) -> None:
+        """Have `call` made in the strand's order, without the lock. Under the lock."""
+        if strand.append(call):
+            self.ready.append(strand)
+
+    def check_may_block(self) -> None:
+        """RuntimeError on the reactor thread: whoever waits there waits for itself."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("this call waits for the network and cannot be made on the node's reactor thread")
+
+    # ------------------------------------------------------------------ Runtime
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return monotonic()
+
+    def watch(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
+        """Call `callback(events)` on the reactor thread whenever `fd` is ready."""
+        self._callbacks[fd] = callback
+        self._poller.watch(fd, events)
+
+    def rewatch(self, fd: int, events: int) -> None:
+        """Other events for a watched descriptor."""
+        self._poller.rewatch(fd, events)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching; before the descriptor is closed."""
+        self._poller.unwatch(fd)
+        self._callbacks.pop(fd, None)
+
+    def call_at(self, when: float, fn: Callable[[], None]) -> Call:
+        """Call `fn()` on the reactor thread at `when`."""
+        call = Call(fn)
+        with self._calls_lock:
+            heappush(self._calls, (when, next(self._numbers), call))
+            late = when < self._wake_at
+        if late and threading.current_thread() is not self._thread:
+            self._poller.wake()
+        return call
+
+    def attach(self, port: Port, interface: Interface) -> None:
+        """A port appears."""
+        with self.turn:
+            port.owner = interface
+            self.engine.attach(port)
+
+    def detach(self, port: Port) -> None:
+        """A port is gone for good."""
+        with self.turn as now:
+            self.engine.detach(port, now)
+
+    def changed(self, port: Port) -> None:
+        """`port.online` or `port.congested` changed."""
+        with self.turn as now:
+            self.port_generation += 1
+            self.engine.changed(port, now)
+            self.on_ports_changed()
+
+    def deliver(self, port: Port, packets: list[bytes]) -> None:
+        """One batch of received packets, in slices: what the first packets cause leaves while the next are handled."""
+        if len(packets) <= SLICE:
+            with self.turn as now:
+                self.engine.receive(port, packets, now)
+            return
+        for at in range(0, len(packets), SLICE):
+            with self.turn as now:
+                self.engine.receive(port, packets[at : at + SLICE], now)
+
+    def report(self, interface: Interface, message: str) -> None:
+        """One sentence for the operator."""
+        log.warning("%s", message)
+
+    def resolve(self, host: str, port: int, callback: Callable[[list[Address] | OSError], None]) -> None:
+        """Look `host` up on a callback thread."""
+
+        def look_up() -> None:
+            answer: list[Address] | OSError
+            try:
+                found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                answer = [(int(family), address) for family, _, _, _, address in found]
+            except OSError as error:
+                answer = error
+            except UnicodeError as error:
+                answer = OSError(f"{host!r} is no host name ({error})")
+            self.call_at(0.0, lambda: callback(answer))
+
+        strand = Strand()
+        strand.append(look_up)
+        self.dispatcher.submit(strand)
+
+    # ------------------------------------------------------------------ the thread
+
+    def start(self) -> None:
+        """Begin to poll."""
+        self._thread.start()
+
+    def stop(self, timeout: float) -> None:
+        """End the thread; not from the thread itself. What was watched is forgotten."""
+        self._stopping = True
+        self._poller.wake()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+        self._poller.close()
+
+    def _run(self) -> None:
+        wait, callbacks = self._poller.wait, self._callbacks
+        while not self._stopping:
+            timeout = self._sleep_until_due()
+            events = wait(timeout)
+            self.wakeups += 1
+            self._wake_at = 0.0
+            for fd, ready in events:
+                callback = callbacks.get(fd)
+                if callback is not None:
+                    _guard(callback, ready)
+            now = monotonic()
+            if self._calls and self._calls[0][0] <= now:
+                self._make_calls(now)
+            if self.engine.timers.deadline <= now:
+                with self.turn as now:
+                    self.engine.run_timers(now)
+
+    def _sleep_until_due(self) -> float:
+        """Seconds to sleep. Note the moment first, look second: who sets an earlier deadline in between rings."""
+        with self.lock, self._calls_lock:
+            first = self._calls[0][0] if self._calls else inf
+            self._wake_at = due = min(first, self.engine.timers.deadline)
+        return min(max(due - monotonic(), 0.0), LONGEST_SLEEP)
+
+    def _make_calls(self, now: float) -> None:
+        while True:
+            with self._calls_lock:
+                if not self._calls or self._calls[0][0] > now:
+                    return
+                _, _, call = heappop(self._calls)
+            if call.fn is not None:
+                _guard(call.fn)
+
+
+def _guard(fn: Callable[..., None], *args: Any) -> None:
+    """The reactor outlives whatever goes wrong in one interface."""
+    try:
+        fn(*args)
+    except Exception:
+        log.exception("an interface raised on the reactor thread; the node goes on")
+
+
+def _ring(ring: Callable[[], None]) -> None:
+    """A waker that fails (its event loop is closed) must not keep the others from being woken."""
+    try:
+        ring()
+    except RuntimeError:
+        log.debug("a waiter's event loop is closed")
