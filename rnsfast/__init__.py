@@ -41,6 +41,6 @@ __all__ = [
     "GROUP", "PLAIN", "SINGLE",
     "AnnounceHeard", "Channel", "ChannelFull", "ConfigError", "Identity", "IdentityError", "Inbox", "InterfaceError",
     "Link", "LinkClosed", "LinkTimeout", "Message", "MessageTooLarge", "MessageTypeError", "Node", "NodeClosed",
-    "Outbox", "PathNotFound", "Reason", "Receipt", "RnsfastError", "State", "StorageError", "StreamBroken", "StreamReader",
-    "StreamWriter", "__version__",
+    "Outbox", "PathNotFound", "Reason", "Receipt", "RnsfastError", "State", "StorageError", "StreamBroken",
+    "StreamReader", "StreamWriter", "__version__",
 ]  # fmt: skip
