@@ -318,12 +318,13 @@ def test_a_reused_descriptor_number_never_gets_foreign_bytes(variant: str) -> No
         others = [socket.socketpair() for _ in range(3)]
         thread.join(PATIENCE)
         assert not thread.is_alive()
-        for one, two in others:
-            for end in (one, two):
-                end.setblocking(False)
-                with contextlib.suppress(BlockingIOError):
-                    strays.append(end.recv(100))
-                end.close()
+        ends = [end for both in others for end in both]
+        for end in ends:
+            end.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                strays.append(end.recv(100))
+        for end in ends:
+            end.close()
         right.close()
     assert not strays
 
