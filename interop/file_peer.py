@@ -228,6 +228,8 @@ class Reception:
             self.reader = RNS.Buffer.create_reader(stream, self.talk.channel, lambda ready: self.talk.bell.set())
             self.talk.send(Accept())
             self.accepted = True
+            if self.options.events:
+                say(json.dumps({"event": "accepted", "name": self.name, "size": size}))
             told = self._content(file, size)
             file.flush()
             os.fsync(file.fileno())
@@ -497,6 +499,7 @@ def main() -> int:
     one.add_argument("--print-hash", action="store_true", help="print the destination hash when it can be reached")
     one.add_argument("--allow", action="append", default=[], metavar="HASH", help="identity hash that may send")
     one.add_argument("--max-size", type=int, help="bytes")
+    one.add_argument("--events", action="store_true", help="print a JSON line when a transfer begins as well")
     two = roles.add_parser("send")
     two.add_argument("file", help="path, or - for standard input")
     two.add_argument("hash", help="destination hash of the receiver")

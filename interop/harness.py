@@ -20,6 +20,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -230,6 +231,7 @@ class Peer:
     ready: str | None = "ready"  # the event that says the program is up; None: do not wait
     waits: Waits = field(default_factory=Waits)
     environment: Mapping[str, str] = field(default_factory=dict)
+    takes_commands: bool = True  # False: asked to leave by a signal instead of "quit"
 
     def __post_init__(self) -> None:
         self.label = self.label or self.config.name
@@ -286,12 +288,19 @@ class Peer:
         process = self._process
         if process is None:
             return None
-        with suppress(OSError, ValueError):
-            self._write({"id": 0, "do": "quit"})
+        if self.takes_commands:
+            with suppress(OSError, ValueError):
+                self.write(json.dumps({"id": 0, "do": "quit"}) + "\n")
+        else:
+            process.terminate()
         with suppress(OSError, ValueError):
             if process.stdin is not None:
                 process.stdin.close()
         return self._reap(self.waits.leave)
+
+    def interrupt(self) -> None:
+        """What Ctrl-C does."""
+        self._running().send_signal(signal.SIGINT)
 
     def kill(self) -> int | None:
         """End the process at once, as a power cut would."""
@@ -327,12 +336,13 @@ class Peer:
         return self._process
 
     # -- lines
-    def _write(self, message: Event) -> None:
+    def write(self, text: str) -> None:
+        """Put text into the standard input of the process."""
         pipe = self._running().stdin
         if pipe is None:
             raise InteropError(f"{self.label} has no standard input")
         with self._writing:
-            pipe.write(json.dumps(message) + "\n")
+            pipe.write(text)
             pipe.flush()
 
     def _read(self) -> None:
@@ -366,7 +376,7 @@ class Peer:
             self._next += 1
             number = self._next
         try:
-            self._write({"id": number, "do": do, **arguments})
+            self.write(json.dumps({"id": number, "do": do, **arguments}) + "\n")
         except (OSError, ValueError) as error:
             raise InteropError(f"{self.label} takes no commands any more ({error})\n{self.said()}") from error
         return number
@@ -448,3 +458,14 @@ def started(*peers: Peer) -> Iterator[None]:
     finally:
         for peer in reversed(running):
             peer.stop()
+
+
+def wait_connected(server: Peer, client: Peer, timeout: float = 20.0) -> None:
+    """Return when packets pass between two neighbours in both directions.
+
+    A listener is ready before anybody has connected to it, and what it announces until then reaches nobody. The client
+    asks for a path to a destination of the server: the question and the answer both have to get through.
+    """
+    probe = server.request("destination", name=f"interop.probe.{os.urandom(8).hex()}")["dest"]
+    if not client.request("wait_path", dest=probe, timeout=timeout)["found"]:
+        raise InteropError(f"{client.label} does not reach {server.label}\n{client.said()}\n{server.said()}")

@@ -169,8 +169,10 @@ class StockNode:
         for path in handlers or ():
             destination.register_request_handler(path, answer_with_the_same, allow=RNS.Destination.ALLOW_ALL)
         self._destinations[dest] = destination
+        if app_data is not None:
+            destination.set_default_app_data(bytes.fromhex(app_data))  # for answers to path requests as well
         if announce:
-            destination.announce(unhex(app_data))
+            destination.announce()
         return {"dest": dest, "identity": owner.hash.hex() if owner else None}
 
     def _on_packet(self, dest: str, content: bytes, packet: Any) -> None:
