@@ -18,8 +18,8 @@ ESCAPE: Final = b"\x7d"
 KEEPALIVE: Final = FLAG + FLAG  # an empty frame: some peers send it, everybody ignores it
 MIN_FRAME: Final = 20  # bytes: no packet is smaller
 
-_FLAG_ESCAPED: Final = b"\x7d\x5e"
-_ESCAPE_ESCAPED: Final = b"\x7d\x5d"
+#: By the byte that follows an escape: what the two stand for. An escape before another byte than 5d and 5e stays.
+_PAIRS: Final = tuple({0x5D: b"\x7d", 0x5E: b"\x7e"}.get(i, b"\x7d" + bytes((i,))) for i in range(256))
 
 
 def encode(packet: bytes) -> bytes:
@@ -31,6 +31,22 @@ def encode_many(packets: Iterable[bytes]) -> bytes:
     """The frames of many packets, one behind the other: one write."""
     body = b"~~".join([packet.replace(b"}", b"}]").replace(b"~", b"}^") for packet in packets])
     return b"~" + body + b"~" if body else b""
+
+
+def unescape(frame: bytes) -> bytes:
+    """What stands between two flags, unescaped."""
+    pieces = frame.split(b"}")
+    if len(pieces) == 1:
+        return frame
+    if len(pieces) << 5 > len(frame):  # so dense that pieces in Python would cost more
+        return frame.replace(b"}^", b"~").replace(b"}]", b"}")
+    # Encrypted packets have an escape in 128 bytes. To look for one byte is far quicker than for two: 20 us for 16 KiB
+    # where replacing the two pairs takes 47; 1.0 us and 1.6 for all that is done to a packet of 500.
+    pairs = _PAIRS
+    for i in range(1, len(pieces)):
+        piece = pieces[i]
+        pieces[i] = pairs[piece[0]] + piece[1:] if piece else b"}"
+    return b"".join(pieces)
 
 
 class HdlcDecoder:
@@ -75,8 +91,7 @@ class HdlcDecoder:
             longest = self.max_frame
             for frame in rest:
                 if frame:
-                    if b"}" in frame:
-                        frame = frame.replace(b"}^", b"~").replace(b"}]", b"}")
+                    frame = unescape(frame)
                     if 20 <= len(frame) <= longest:
                         frames.append(frame)
                     else:

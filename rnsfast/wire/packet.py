@@ -14,6 +14,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Final
 
+from rnsfast.crypto.hashes import PIECE, truncated, update_long
 from rnsfast.wire.drop import Drop
 from rnsfast.wire.value import value
 
@@ -82,6 +83,7 @@ MAX_HOPS: Final = 128  # a packet read with this many hops is malformed, one to 
 _LINK_REQUEST_KEYS: Final = 64  # bytes of a link request's data that are under the link id
 _BYTE: Final = tuple(bytes((i,)) for i in range(256))
 _HASHED: Final = tuple(bytes((i & HASHED_FLAGS,)) for i in range(256))
+_STATES: Final = tuple(sha256(bytes((i,))) for i in range(16))  # the hash of each first byte, to go on from
 
 
 @value
@@ -142,7 +144,13 @@ def hashable_part(raw: bytes) -> bytes:
 
 def packet_hash(raw: bytes) -> bytes:
     """The 32-byte hash of a packet that parses, the same on every hop; its first 16 bytes are its proof's address."""
-    return sha256(_HASHED[raw[0]] + (raw[18:] if raw[0] & HEADER_2 else raw[2:])).digest()
+    flags = raw[0]
+    state = _STATES[flags & HASHED_FLAGS].copy()  # 0.49 us for 500 bytes, 0.58 with the byte put before a copy of them
+    if len(raw) <= PIECE:
+        state.update(raw[18:] if flags & HEADER_2 else raw[2:])
+    else:
+        update_long(state, raw[18:] if flags & HEADER_2 else raw[2:])
+    return state.digest()
 
 
 def link_id(raw: bytes) -> bytes:
@@ -151,4 +159,4 @@ def link_id(raw: bytes) -> bytes:
     The signalling bytes behind the two keys are left out, because relays may change or remove them.
     """
     at = 18 if raw[0] & HEADER_2 else 2
-    return sha256(_HASHED[raw[0]] + raw[at : at + 17 + _LINK_REQUEST_KEYS]).digest()[:HASH_SIZE]
+    return truncated(_HASHED[raw[0]] + raw[at : at + 17 + _LINK_REQUEST_KEYS])
