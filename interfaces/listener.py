@@ -130,7 +130,7 @@ class StreamListener:
 
     def _device_failure(self, device: str, error: OSError) -> Exception:
         failure = bind_failure(self.title, f"device {device}", error)
-        if error.errno in (errno.ENODEV, errno.ENXIO):
+        if error.errno == errno.ENODEV:
             return type(failure)(f"{self.title}: there is no network device {device}", retryable=True)
         return type(failure)(f"{self.title}: device {device}: {error.strerror}", retryable=error.errno != errno.ENOSYS)
 

@@ -113,7 +113,8 @@ def device_address(device: str, *, prefer_ipv6: bool) -> str:
     """An address of a network device: the first IPv4 one, or IPv6 if preferred or the only kind. Raises OSError."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, "addresses of devices can be looked up on Linux only; use listen_ip")
-    socket.if_nametoindex(device)  # ENODEV if there is no such device
+    if device not in [name for _, name in socket.if_nameindex()]:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
     four, six = _ipv4_of(device), _ipv6_of(device)
     chosen = (six or four) if prefer_ipv6 else (four or six)
     if chosen is None:
