@@ -34,6 +34,9 @@ class Provider(Protocol):
 
     name: str
 
+    def random(self, size: int) -> bytes:
+        """Random bytes from the operating system."""
+
     def ed25519_public(self, seed: bytes) -> bytes:
         """The public key of a 32-byte seed."""
 
@@ -54,6 +57,7 @@ class OpenSSL:
     """OpenSSL through `cryptography`."""
 
     name = "openssl"
+    random = staticmethod(os.urandom)
 
     def __init__(self) -> None:
         from cryptography.exceptions import InvalidSignature
@@ -118,8 +122,15 @@ class Sodium:
         self._verify = function("crypto_sign_ed25519_verify_detached", text, text, size, text)
         self._base = function("crypto_scalarmult_curve25519_base", out, text)
         self._multiply = function("crypto_scalarmult_curve25519", out, text, text)
+        self._random = library.randombytes_buf
+        self._random.argtypes, self._random.restype = (out, ctypes.c_size_t), None
         self._key_type = ctypes.c_char * 32
         self._signature_type = ctypes.c_char * 64
+
+    def random(self, size: int) -> bytes:
+        buffer = ctypes.create_string_buffer(size)
+        self._random(buffer, size)
+        return buffer.raw
 
     def _pair(self, seed: bytes) -> tuple[bytes, bytes]:
         public, secret = self._key_type(), self._signature_type()
@@ -166,6 +177,7 @@ class PyNaCl:
     """libsodium through PyNaCl's bindings, which release the GIL in each call."""
 
     name = "pynacl"
+    random = staticmethod(os.urandom)
 
     def __init__(self) -> None:
         import nacl.bindings

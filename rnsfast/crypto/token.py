@@ -15,7 +15,6 @@ All of it keeps the GIL, see `hashes`: the ciphers of `cryptography` too release
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from hmac import compare_digest
 from typing import Final
@@ -24,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CBC
 
-from rnsfast.crypto.entropy import Entropy
+from rnsfast.crypto.entropy import Entropy, system_entropy
 from rnsfast.crypto.hashes import PIECE, hmac_sha256, hmac_states, update_long
 
 OVERHEAD: Final = 48  # bytes: IV and HMAC; the padding, 1 to 16 bytes, comes on top
@@ -49,7 +48,7 @@ class TokenKey:
 
     __slots__ = ("_aes", "_decrypt", "_encrypt", "_entropy", "_inner", "_outer")
 
-    def __init__(self, key: bytes, entropy: Entropy = os.urandom) -> None:
+    def __init__(self, key: bytes, entropy: Entropy = system_entropy) -> None:
         if len(key) not in (32, 64):
             raise ValueError(f"a token key has 64 or 32 bytes, not {len(key)}")
         half = len(key) // 2

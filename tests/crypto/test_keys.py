@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rnsfast.crypto import provider as provider_module
 from rnsfast.crypto.ed25519 import SigningKey, VerifyKey
+from rnsfast.crypto.entropy import system_entropy
 from rnsfast.crypto.provider import ENVIRONMENT, OpenSSL, provider
 from rnsfast.crypto.x25519 import X25519Key
 from tests.vectors_support import Case, by_name, unhex, vectors
@@ -138,3 +139,9 @@ def test_openssl_takes_the_place_of_a_library_without_symbols(monkeypatch: pytes
     provider.cache_clear()
     assert provider().name == "openssl"
     provider.cache_clear()
+
+
+@pytest.mark.parametrize("size", [0, 1, 16, 32, 1000])
+def test_random_bytes_have_the_size_asked_for_and_differ(library: str, size: int) -> None:
+    assert len(system_entropy(size)) == size
+    assert size < 16 or system_entropy(size) != system_entropy(size)
