@@ -368,7 +368,7 @@ class Channel:
         if ready:
             self._deliver(ready)
         if hashes:
-            link.prove_many(hashes, now)
+            link.prove(hashes)
 
     def _deliver(self, plains: list[bytes]) -> None:
         """Hand over messages that are in order: chunks to their streams, the rest to the application in one batch."""

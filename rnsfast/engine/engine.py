@@ -27,6 +27,7 @@ from rnsfast.engine.linkstate import INITIATOR_STALE_FLOOR, Cause, State, initia
 from rnsfast.engine.port import Port
 from rnsfast.engine.receipts import LIMIT as RECEIPT_LIMIT
 from rnsfast.engine.receipts import Receipt, Status, packet_timeout
+from rnsfast.engine.settling import Settlement
 from rnsfast.engine.timers import Timers
 from rnsfast.wire.drop import Drop
 from rnsfast.wire.handshake import (
@@ -107,6 +108,7 @@ class Engine:
         self.ports: list[Port] = []
         self.dirty: set[Port] = set()  # ports with something to send; the runtime empties it with every flush
         self.touched: set[Any] = set()  # objects whose waiters may go on; the runtime empties it once a batch
+        self.settlements: list[Settlement] = []  # signatures of the batch in hand
         self.timers = Timers()
         self.seen = HashMemory()
         self.known = KnownTable()
@@ -205,6 +207,31 @@ class Engine:
 
     def receive(self, port: Port, packets: list[bytes], now: float) -> None:
         """Take one batch of raw packets from `port`. Order within a link is kept; a link may overtake another."""
+        self.intake(port, packets, now)
+        self.settle_now(now)
+
+    def settle_now(self, now: float) -> None:
+        """Compute and apply the signatures noted so far."""
+        while self.settlements:
+            settlements = self.take_settlements()
+            for settlement in settlements:
+                settlement.compute()
+            self.settle(settlements, now)
+
+    def take_settlements(self) -> list[Settlement]:
+        """What is to be computed now; whatever comes from here on belongs to the next batch."""
+        settlements, self.settlements = self.settlements, []
+        for settlement in settlements:
+            settlement.link.begin_settling()
+        return settlements
+
+    def settle(self, settlements: list[Settlement], now: float) -> None:
+        """Apply the signatures that have been computed since `intake`."""
+        for settlement in settlements:
+            settlement.link.settle(settlement, now)
+
+    def intake(self, port: Port, packets: list[bytes], now: float) -> None:
+        """Take one batch: open, deliver, and note in `settlements` what is to be signed and verified for it."""
         if port.ifac is not None:
             packets = self._unmask(port, packets)
         port.rx_packets += len(packets)
@@ -494,7 +521,7 @@ class Engine:
         """A packet on a link for the application; proved by the strategy of the link's destination."""
         self.listener.link_data(link, plain, digest)
         if link.destination.proofs is ProofStrategy.ALL:
-            link.prove_many([digest], now)
+            link.prove([digest])
 
     def peer_identified(self, link: Link) -> None:
         """The initiator has revealed itself."""

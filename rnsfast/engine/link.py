@@ -1,7 +1,7 @@
 """One end of a link: handshake, packets, proofs, keepalive, close.  Protocol 03.
 
-`receive` takes a batch of this link's packets; a proof opens the channel's window in `_receive_proofs`, and the window
-is filled again once a batch, at the end of `receive`.  States and moves are in `linkstate`.
+`receive` takes a batch of packets; a proof opens the channel's window in `settle`, which fills it again, once a batch.
+States and moves are in `linkstate`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from rnsfast.engine.linkstate import (
 )
 from rnsfast.engine.receipts import LIMIT as RECEIPT_LIMIT
 from rnsfast.engine.receipts import Receipt, Status
+from rnsfast.engine.settling import Settlement
 from rnsfast.wire.drop import Drop
 from rnsfast.wire.handshake import (
     LinkProof,
@@ -128,6 +129,7 @@ class Link:
         self._key: TokenKey | None = None
         self._early: list[bytes] = []
         self._stale_at = inf
+        self._pending: Settlement | None = None
 
     # ------------------------------------------------------------------ what others ask
 
@@ -360,17 +362,16 @@ class Link:
                     self._receive_messages(messages, now)
                     messages = []
                 if proofs:
-                    self._receive_proofs(proofs, now)
+                    self._receive_proofs(proofs)
                     proofs = []
+                self.engine.settle_now(now)  # what came before a close still counts
                 self._receive_other(raw, context, now)
             if self._key is None:
                 return  # closed in the middle of the batch
-        if proofs:
-            self._receive_proofs(proofs, now)
         if messages:
             self._receive_messages(messages, now)
-        if self.channel is not None:
-            self.channel.pump(now)
+        if proofs:
+            self._receive_proofs(proofs)
 
     def _receive_messages(self, packets: list[bytes], now: float) -> None:
         if self.channel is not None:
@@ -383,11 +384,20 @@ class Link:
         if len(packets) > room:
             self.port.drops[Drop.CHANNEL_NOT_OPEN] += len(packets) - room
 
-    def _receive_proofs(self, packets: list[bytes], now: float) -> None:
-        """Proofs of packets on this link: verified in one go; each frees what waited for it."""
+    def _settlement(self) -> Settlement:
+        """This link's part of the signatures of the batch."""
+        settlement = self._pending
+        if settlement is None:
+            assert self._signing is not None and self._peer_key is not None
+            settlement = self._pending = Settlement(self, self._signing, self._peer_key)
+            self.engine.settlements.append(settlement)
+        return settlement
+
+    def _receive_proofs(self, packets: list[bytes]) -> None:
+        """Proofs of packets on this link: find what waits for them; `settle` has the outcome."""
         outstanding, drops = self.outstanding, self.port.drops
-        found: list[Envelope | Receipt] = []
-        pairs: list[tuple[bytes, bytes]] = []
+        settlement = self._settlement()
+        found, pairs = settlement.found, settlement.pairs
         for raw in packets:
             if len(raw) < 115:
                 drops[Drop.PROOF_SIZE] += 1
@@ -399,21 +409,34 @@ class Link:
                 continue
             found.append(waiting)
             pairs.append((raw[51:115], packet_hash))
-        if not found or self._peer_key is None:
+
+    def begin_settling(self) -> None:
+        """The signatures noted so far are being computed."""
+        self._pending = None
+
+    def settle(self, settlement: Settlement, now: float) -> None:
+        """Send the proofs made; take the proofs verified, each of which frees what waited for it.  03, section 12."""
+        if self.state is State.CLOSED:
             return
+        if settlement.signatures:
+            link_id = self.link_id
+            made = zip(settlement.hashes, settlement.signatures, strict=True)
+            self.port.send_many([link_proof_packet(link_id, h, signature) for h, signature in made])
+            self.last_data = self.last_outbound = now
         envelopes: list[Envelope] = []
-        for waiting, valid in zip(found, self._peer_key.verify_many(pairs), strict=True):
+        for waiting, valid in zip(settlement.found, settlement.valid, strict=True):
             if not valid:
-                drops[Drop.PROOF_SIGNATURE] += 1
-            elif isinstance(waiting, Envelope):
+                self.port.drops[Drop.PROOF_SIGNATURE] += 1
+                continue
+            self.last_proof = now
+            if isinstance(waiting, Envelope):
                 envelopes.append(waiting)
             else:
-                self.last_proof = now
                 waiting.conclude(Status.DELIVERED, now)
-        if envelopes:
-            self.last_proof = now
-            if self.channel is not None:
+        if self.channel is not None:
+            if envelopes:
                 self.channel.proved(envelopes, now)
+            self.channel.pump(now)
 
     def _receive_other(self, raw: bytes, context: int, now: float) -> None:
         """Everything that is not a channel packet or a packet proof."""
@@ -509,18 +532,13 @@ class Link:
             elif self._early:
                 early, self._early = self._early, []
                 self.channel.receive(early, now)
+                self.engine.settle_now(now)
         return self.channel
 
-    def prove_many(self, hashes: list[bytes], now: float) -> None:
-        """Prove packets received, in one go.  Protocol 03, section 12."""
-        if self._signing is None:
-            return
-        link_id = self.link_id
-        signatures = self._signing.sign_many(hashes)
-        self.port.send_many(
-            [link_proof_packet(link_id, h, signature) for h, signature in zip(hashes, signatures, strict=True)]
-        )
-        self.last_data = self.last_outbound = now
+    def prove(self, hashes: list[bytes]) -> None:
+        """Have packets received proved, with the others of the batch.  Protocol 03, section 12."""
+        if self._signing is not None:
+            self._settlement().hashes.extend(hashes)
 
     def send_data(self, plain: bytes, now: float) -> Receipt | None:
         """One packet for the application, and its receipt. None if it could not be sent. Size is the caller's."""

@@ -173,7 +173,8 @@ class Link(Waitable):
                 return
         if self._node._wants_proof(self._engine.destination, data):
             with self._reactor.turn as now:
-                self._engine.prove_many([packet_hash], now)
+                self._engine.prove([packet_hash])
+                self._reactor.engine.settle_now(now)
         handler(data)
 
     # ------------------------------------------------------------------ channel and streams

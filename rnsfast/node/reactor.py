@@ -177,13 +177,16 @@ class Reactor:
 
     def deliver(self, port: Port, packets: list[bytes]) -> None:
         """One batch of received packets, in slices: what the first packets cause leaves while the next are handled."""
-        if len(packets) <= SLICE:
-            with self.turn as now:
-                self.engine.receive(port, packets, now)
-            return
+        engine = self.engine
         for at in range(0, len(packets), SLICE):
             with self.turn as now:
-                self.engine.receive(port, packets[at : at + SLICE], now)
+                engine.intake(port, packets[at : at + SLICE] if len(packets) > SLICE else packets, now)
+                settlements = engine.take_settlements()
+            if settlements:
+                for settlement in settlements:
+                    settlement.compute()
+                with self.turn as now:
+                    engine.settle(settlements, now)
 
     def report(self, interface: Interface, message: str) -> None:
         """One sentence for the operator."""
