@@ -23,6 +23,7 @@ from rnsfast.engine.linkstate import (
     GRACE_RTT_FACTOR,
     KEEPALIVE_MAX,
     MOVES,
+    PER_HOP_TIMEOUT,
     STALE_FACTOR,
     STALE_GRACE,
     TRAFFIC_TIMEOUT_FACTOR,
@@ -129,6 +130,7 @@ class Link:
         self._key: TokenKey | None = None
         self._early: list[bytes] = []
         self._stale_at = inf
+        self._rtt_told = False  # the initiator's RTT packet has been taken
         self._pending: Settlement | None = None
 
     # ------------------------------------------------------------------ what others ask
@@ -165,10 +167,7 @@ class Link:
         before, (self.state, actions) = self.state, move
         if self.state is State.ACTIVE and before is not State.STALE:
             self.activated_at = now
-            self.keepalive = keepalive_for(self.rtt)
-            self.stale_time = self.keepalive * STALE_FACTOR
-            if self.initiator:
-                self.stale_time = max(self.stale_time, self.engine.initiator_stale_floor)
+            self._keep_alive_by_rtt()
             self.arm(self._next_check())
         for do in actions:
             if do is Do.SEND_RTT:
@@ -183,6 +182,12 @@ class Link:
         if self.channel is not None:
             self.engine.touched.add(self.channel)
         return True
+
+    def _keep_alive_by_rtt(self) -> None:
+        self.keepalive = keepalive_for(self.rtt)
+        self.stale_time = self.keepalive * STALE_FACTOR
+        if self.initiator:
+            self.stale_time = max(self.stale_time, self.engine.initiator_stale_floor)
 
     def _end(self, cause: Cause, now: float) -> None:
         """Closed, whatever the reason: tell the waiting, wipe the keys."""
@@ -272,8 +277,9 @@ class Link:
             self.apply(Cause.HEARD, now)
             self.arm(self._next_check())
         elif self.state is State.HANDSHAKE:
-            # The RTT packet was lost: whoever has the key is there all the same (protocol 03, section 7).
-            self._activate(now - self.requested_at, now)
+            # The RTT packet was lost: whoever has the key is there all the same (protocol 03, section 7). Who speaks only
+            # after a while does not measure the round trip; what a handshake may take on this path bounds it.
+            self._activate(min(now - self.requested_at, PER_HOP_TIMEOUT * max(1, self.hops)), now)
 
     # ------------------------------------------------------------------ handshake
 
@@ -328,19 +334,21 @@ class Link:
 
     def _receive_rtt(self, plain: bytes, now: float) -> None:
         """Responder: the initiator's measurement.  Protocol 03, section 7."""
+        if self._rtt_told:
+            self.port.drops[Drop.LINK_UNEXPECTED] += 1
+            return
         rtt = parse_rtt(plain)
         if isinstance(rtt, Drop):
             self.port.drops[rtt] += 1
             self.close(now, "the peer's round trip time packet was unreadable")
             return
-        measured = now - self.requested_at
         self.last_inbound = self.last_data = now
+        self._rtt_told = True
         if self.state is State.HANDSHAKE:
-            self._activate(max(measured, rtt or 0.0), now)
-        elif rtt is not None and rtt > self.rtt and self.activated_at is not None and self.rx_packets < 64:
-            self.rtt = rtt  # late, after another packet had activated the link
-        else:
-            self.port.drops[Drop.LINK_UNEXPECTED] += 1
+            self._activate(max(now - self.requested_at, rtt or 0.0), now)
+        elif rtt is not None and rtt > self.rtt:  # late, after another packet had activated the link
+            self.rtt = rtt
+            self._keep_alive_by_rtt()
 
     # ------------------------------------------------------------------ receiving
 
@@ -377,12 +385,18 @@ class Link:
         if self.channel is not None:
             self.channel.receive(packets, now)
             return
-        if self.state is State.HANDSHAKE and self.key.open(packets[0][19:]) is not None:
-            self.heard(now, data=True)
+        # Only what opens is kept: whoever fills the room with anything else keeps the peer's first messages out.
+        opened = self.key.open_many([raw[19:] for raw in packets])
+        early = [raw for raw, plain in zip(packets, opened, strict=True) if plain is not None]
+        if len(early) < len(packets):
+            self.port.drops[Drop.CHANNEL_TOKEN] += len(packets) - len(early)
+        if not early:
+            return
+        self.heard(now, data=True)
         room = max(0, EARLY_PACKETS - len(self._early))
-        self._early += packets[:room]
-        if len(packets) > room:
-            self.port.drops[Drop.CHANNEL_NOT_OPEN] += len(packets) - room
+        self._early += early[:room]
+        if len(early) > room:
+            self.port.drops[Drop.CHANNEL_NOT_OPEN] += len(early) - room
 
     def _settlement(self) -> Settlement:
         """This link's part of the signatures of the batch."""
