@@ -40,6 +40,7 @@ class Script:
 def make_engine(entropy: Callable[[int], bytes] | None = None, **options: Any) -> tuple[Engine, Recorder]:
     recorder = Recorder()
     options.setdefault("unix_offset", UNIX)
+    options.setdefault("transport_identity", some_identity(99))
     return Engine(recorder, NOW, entropy=entropy or Script(), **options), recorder  # type: ignore[arg-type]
 
 
@@ -99,6 +100,7 @@ def make_link(
     if state is State.ACTIVE:
         link.rtt = rtt
         link.activated_at = now
+        link._rtt_told = not initiator
     return link, recorder, port
 
 
