@@ -189,9 +189,9 @@ class StreamIO:
         count = self._recv_now(into)
         if count or timeout == 0.0:
             return count
-        deadline = None if timeout is None else time.monotonic() + timeout
+        began = time.monotonic()
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
             if not self.wait(left):
                 if self._closing:
                     raise IOClosed

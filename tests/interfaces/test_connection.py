@@ -135,6 +135,20 @@ def test_write_readiness_is_watched_only_while_something_is_left(
     assert HdlcDecoder(100).feed(bytes(calls.wire)) == packets
 
 
+def test_bytes_waiting_are_exact_after_every_partial_write(runtime: FakeRuntime, connect: Make, sockets: Pair) -> None:
+    calls = ScriptedCalls([7, 11, 13, 200, 60, EAGAIN, 1, None])
+    connection, port, _ = connect(sockets[0], calls)
+    queue(port, [b"a" * 98])
+    connection.flush()
+    for number in range(5):
+        queue(port, [bytes([number]) * 98])
+        connection.flush()
+    assert connection.waiting == 600 - 7
+    while calls.sends:
+        connection.on_events(WRITE)
+        assert connection.waiting == 600 - len(calls.wire)
+
+
 def test_while_frames_wait_new_ones_queue_behind_them_without_a_call(
     runtime: FakeRuntime, connect: Make, sockets: Pair
 ) -> None:
@@ -301,6 +315,16 @@ def test_one_byte_is_a_sign_of_life(runtime: FakeRuntime, connect: Make, sockets
     assert runtime.pending_calls == []
 
 
+def test_a_useless_write_event_is_no_sign_of_life(runtime: FakeRuntime, connect: Make, sockets: Pair) -> None:
+    connection, port, ends = connect(sockets[0], ScriptedCalls([5, EAGAIN]))
+    queue(port, [b"x" * 100])
+    connection.flush()
+    runtime.advance(STALL_TIME - 1)
+    connection.on_events(WRITE)
+    runtime.advance(1.1)
+    assert [end.cause for end in ends] == [Cause.STALLED]
+
+
 # -- ends ---------------------------------------------------------------------------------------------------------
 
 
@@ -404,6 +428,13 @@ def test_an_event_reads_at_most_four_times(runtime: FakeRuntime, connect: Make, 
     connection.on_events(READ)
     assert calls.calls == ["recv"] * 4
     assert len(runtime.batches) == 1
+
+
+def test_a_read_that_does_not_fill_the_buffer_is_the_last(runtime: FakeRuntime, connect: Make, sockets: Pair) -> None:
+    calls = ScriptedCalls(receives=[HDLC.encode(b"x" * 40)])
+    connection, _, _ = connect(sockets[0], calls)
+    connection.on_events(READ)
+    assert calls.calls == ["recv"]
 
 
 def test_garbage_and_oversize_frames_are_counted_and_the_connection_stays(
