@@ -115,7 +115,12 @@ class Channel:
         return not self.ring and not self.outbox and not self._streams
 
     def send(self, ticket: Ticket, now: float) -> bool:
-        """Transmit the message if there is room, else keep it waiting in order of arrival. True if it is sent."""
+        """Transmit the message if there is room, else keep it waiting in order of arrival. True if it is sent.
+
+        ValueError if it cannot be expressed: one such message in the queue would take the others with it.
+        """
+        if not 0 <= ticket.msgtype <= 0xFFFF or len(ticket.payload) > self.mdu:
+            raise ValueError(f"message type {ticket.msgtype:#x} of {len(ticket.payload)} bytes, the limit is {self.mdu}")
         self.outbox.append(ticket)
         self.pump(now)
         return ticket.sent
@@ -140,7 +145,8 @@ class Channel:
         if not (outbox or streams) or self.closed or not link.is_sendable:
             return
         room = self.room
-        if not room or (link.port.congested and not outbox):
+        congested = link.port.congested  # messages pass all the same, streams wait in their buffers
+        if not room or (congested and not outbox):
             return
         touched = link.engine.touched
         batch: list[Envelope] = []
@@ -152,7 +158,7 @@ class Channel:
                 touched.add(ticket)
                 batch.append(Envelope(sequence, pack_envelope(ticket.msgtype, sequence, ticket.payload), ticket))
                 ticket.payload = b""
-            elif streams:
+            elif streams and not congested:
                 stream = streams[0]
                 payload = stream.take(stream_mdu)
                 batch.append(Envelope(sequence, pack_envelope(STREAM_TYPE, sequence, payload), stream))

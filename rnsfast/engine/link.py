@@ -181,6 +181,7 @@ class Link:
         self.engine.touched.add(self)
         if self.channel is not None:
             self.engine.touched.add(self.channel)
+            self.channel.pump(now)
         return True
 
     def _keep_alive_by_rtt(self) -> None:
