@@ -12,6 +12,7 @@ from typing import Any, Final
 from rnsfast.wire.stream import MAX_CHUNK, MAX_STREAM_ID
 
 SEND_BUFFER: Final = 524288  # bytes a writer may be ahead of the window
+JOINED: Final = 256  # bytes; received chunks shorter than this are joined with their neighbours
 EOF_BIT: Final = 0x8000
 COMPRESSED_BIT: Final = 0x4000
 
@@ -165,9 +166,13 @@ class ReceiveStream:
         self._offset = 0
 
     def put(self, data: bytes) -> None:
-        """A chunk has arrived."""
+        """A chunk has arrived. Small ones are joined, so that memory is bounded by bytes and not by messages."""
         if data:
-            self._chunks.append(data)
+            chunks = self._chunks
+            if chunks and len(data) < JOINED and len(chunks[-1]) < JOINED:
+                chunks[-1] += data
+            else:
+                chunks.append(data)
             self.buffered += len(data)
 
     def take(self, size: int = -1) -> bytes | None:
