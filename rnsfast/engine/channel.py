@@ -305,6 +305,7 @@ class Channel:
         if self.closed:
             return
         self.closed = True
+        self.link.engine.timers.disarm(self)
         touched = self.link.engine.touched
         touched.add(self)
         touched.update(self.outbox)

@@ -215,6 +215,7 @@ class Link:
         self.outstanding.clear()
         self._early.clear()
         self._key = self._exchange = self._signing = None
+        self.engine.timers.disarm(self)
         self.engine.link_closed(self, now)
 
     def close(self, now: float, why: str | None = None) -> None:

@@ -78,6 +78,7 @@ class Receipt:
             for key in (self.packet_hash, self.packet_hash[:16]):
                 if table.get(key) is self:
                     del table[key]
+        self.engine.timers.disarm(self)
         self.engine.receipt_concluded(self)
 
     def advance(self, now: float) -> float:

@@ -7,10 +7,13 @@ with every packet costs nothing per packet.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
-from typing import Protocol
+from typing import Final, Protocol
+
+
+SLACK: Final = 256  # dead entries that are not worth cleaning up
 
 
 class Target(Protocol):
@@ -28,6 +31,7 @@ class Timers:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Target]] = []
+        self._dead = 0  # entries that were replaced or disarmed; at most half of the heap, and SLACK
         self._numbers = count()
 
     def __len__(self) -> int:
@@ -36,18 +40,34 @@ class Timers:
     def arm(self, target: Target, when: float) -> None:
         """Have `target` called at `when`, if it is not called earlier anyway."""
         if when < target.armed:
+            if target.armed != inf:
+                self._bury()
             target.armed = when
             heappush(self._heap, (when, next(self._numbers), target))
 
+    def disarm(self, target: Target) -> None:
+        """`target` has come to its end: it is not called any more, nor kept."""
+        if target.armed != inf:
+            target.armed = inf
+            self._bury()
+
+    def _bury(self) -> None:
+        self._dead += 1
+        if self._dead > SLACK and self._dead > len(self._heap) // 2:
+            self._heap = [entry for entry in self._heap if entry[2].armed == entry[0]]
+            heapify(self._heap)
+            self._dead = 0
+
     def advance(self, now: float) -> float:
         """Call everything that is due. Returns the next deadline, infinity for none."""
-        heap = self._heap
-        while heap and heap[0][0] <= now:
-            when, _, target = heappop(heap)
+        while self._heap and self._heap[0][0] <= now:
+            when, _, target = heappop(self._heap)
             if target.armed == when:  # else an earlier entry has done its work
                 target.armed = inf
                 self.arm(target, target.advance(now))
-        return heap[0][0] if heap else inf
+            else:
+                self._dead -= 1
+        return self.deadline
 
     @property
     def deadline(self) -> float:
