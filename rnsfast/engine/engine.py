@@ -73,7 +73,8 @@ from rnsfast.wire.packet import (
 from rnsfast.wire.pathrequest import PATH_REQUEST_DESTINATION
 from rnsfast.wire.proof import parse_proof, proof_packet
 
-HALF_OPEN_LIMIT: Final = 1024  # links waiting for their RTT packet; requests beyond are dropped and counted
+HALF_OPEN_LIMIT: Final = 1024  # links of one interface waiting for their RTT packet
+HALF_OPEN_PATIENCE: Final = 15.0  # seconds; then they give way to newer ones at the limit, else the newer are dropped
 HOUSEKEEPING: Final = 300.0  # seconds between cleanings of the tables
 TRANSPORT_HEADER: Final = HEADER_2 | TRANSPORT
 
@@ -119,7 +120,7 @@ class Engine:
         self.receipts: dict[bytes, Receipt] = {}  # off links, by truncated packet hash; at most receipts.LIMIT
         self.drops: Counter[Drop] = Counter()  # of packets without a port, or whose port is gone
         self.armed = inf
-        self._half_open = 0
+        self._half_open: dict[Port, dict[Link, None]] = {}  # oldest first; at most HALF_OPEN_LIMIT a port
         self._next_housekeeping = now + HOUSEKEEPING
         self._nowhere = Port("no interface")
         self.timers.arm(self, self._next_housekeeping)
@@ -154,6 +155,7 @@ class Engine:
             self.ports.remove(port)
         port.online = False
         self._lost(port, now)
+        self._half_open.pop(port, None)
         self.paths.leave(port)
         self.dirty.discard(port)
         self.drops.update(port.drops)
@@ -395,8 +397,12 @@ class Engine:
         identifier = link_id(raw)
         if identifier in self.links:
             return Drop.LINK_REPEATED
-        if self._half_open >= HALF_OPEN_LIMIT:
-            return Drop.LINK_HALF_OPEN_LIMIT
+        half_open = self._half_open.setdefault(port, {})
+        if len(half_open) >= HALF_OPEN_LIMIT:
+            oldest = next(iter(half_open))
+            if now - oldest.requested_at < HALF_OPEN_PATIENCE:
+                return Drop.LINK_HALF_OPEN_LIMIT
+            oldest.apply(Cause.ESTABLISHMENT_TIMEOUT, now)
         exchange, signing = X25519Key(self.entropy(32)), destination.identity.signing
         hops = packet.hops + 1
         link = Link(
@@ -410,7 +416,7 @@ class Engine:
         signalling = encode_signalling(link.mtu, link.mode)
         signature = signing.sign(link_proof_signed_data(identifier, exchange.public, signing.public, signalling))
         self.links[identifier] = link  # before the proof leaves: what answers it must find the link
-        self._half_open += 1
+        half_open[link] = None
         self.timers.arm(link, now + link.establishment_timeout)
         port.send(
             make_raw(
@@ -503,7 +509,7 @@ class Engine:
     def link_established(self, link: Link) -> None:
         """A link became active."""
         if not link.initiator:
-            self._half_open -= 1
+            del self._half_open[link.port][link]
         self.listener.link_established(link)
 
     def link_closed(self, link: Link, now: float) -> None:
@@ -511,7 +517,7 @@ class Engine:
         self.links.pop(link.link_id, None)
         if link.activated_at is None:
             if not link.initiator:
-                self._half_open -= 1
+                del self._half_open[link.port][link]
                 return  # no application has seen it
             if self.forwarding is None:
                 self.announcing.path_failed(link.destination.hash, now)
