@@ -46,6 +46,12 @@ class Provider(Protocol):
     def verifier(self, public: bytes) -> Verify:
         """A function that verifies with this key. Never raises; the signature may have any length."""
 
+    def yielding_signer(self, seed: bytes) -> Sign:
+        """As `signer`, but other threads run meanwhile: for one message somebody waits for, never for a batch."""
+
+    def yielding_verifier(self, public: bytes) -> Verify:
+        """As `verifier`, but other threads run meanwhile."""
+
     def x25519_public(self, private: bytes) -> bytes:
         """The public key of 32 private bytes, which need not be clamped."""
 
@@ -83,6 +89,8 @@ class OpenSSL:
 
         return verify
 
+    yielding_signer, yielding_verifier = signer, verifier  # they always release it
+
     def x25519_public(self, private: bytes) -> bytes:
         return self._x.X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
@@ -107,19 +115,23 @@ class Sodium:
         import nacl._sodium  # type: ignore[import-not-found,unused-ignore]
 
         library = ctypes.PyDLL(nacl._sodium.__file__)
+        releasing = ctypes.CDLL(nacl._sodium.__file__)
         text, size, out = ctypes.c_char_p, ctypes.c_ulonglong, ctypes.c_void_p
         library.sodium_init.restype = ctypes.c_int
         if library.sodium_init() < 0:
             raise OSError("libsodium could not be initialised")
 
-        def function(symbol: str, *arguments: type) -> Callable[..., int]:
-            found = getattr(library, symbol)
+        def function(symbol: str, *arguments: type, source: ctypes.CDLL = library) -> Callable[..., int]:
+            found = getattr(source, symbol)
             found.argtypes, found.restype = arguments, ctypes.c_int
             return found  # type: ignore[no-any-return]
 
         self._keypair = function("crypto_sign_ed25519_seed_keypair", out, out, text)
         self._sign = function("crypto_sign_ed25519_detached", out, out, text, size, text)
         self._verify = function("crypto_sign_ed25519_verify_detached", text, text, size, text)
+        self._sign_yielding = function("crypto_sign_ed25519_detached", out, out, text, size, text, source=releasing)
+        verify = "crypto_sign_ed25519_verify_detached"
+        self._verify_yielding = function(verify, text, text, size, text, source=releasing)
         self._base = function("crypto_scalarmult_curve25519_base", out, text)
         self._multiply = function("crypto_scalarmult_curve25519", out, text, text)
         self._random = library.randombytes_buf
@@ -141,7 +153,13 @@ class Sodium:
         return self._pair(seed)[0]
 
     def signer(self, seed: bytes) -> Sign:
-        call, new, (_, secret) = self._sign, self._signature_type, self._pair(seed)
+        return self._signer(self._sign, seed)
+
+    def yielding_signer(self, seed: bytes) -> Sign:
+        return self._signer(self._sign_yielding, seed)
+
+    def _signer(self, call: Callable[..., int], seed: bytes) -> Sign:
+        new, (_, secret) = self._signature_type, self._pair(seed)
 
         def sign(message: bytes) -> bytes:
             signature = new()  # one a call, so that threads may share a key
@@ -151,8 +169,13 @@ class Sodium:
         return sign
 
     def verifier(self, public: bytes) -> Verify:
-        call = self._verify
+        return self._verifier(self._verify, public)
 
+    def yielding_verifier(self, public: bytes) -> Verify:
+        return self._verifier(self._verify_yielding, public)
+
+    @staticmethod
+    def _verifier(call: Callable[..., int], public: bytes) -> Verify:
         def verify(signature: bytes, message: bytes) -> bool:
             return len(signature) == 64 and call(signature, message, len(message), public) == 0
 
@@ -206,6 +229,8 @@ class PyNaCl:
             return True
 
         return verify
+
+    yielding_signer, yielding_verifier = signer, verifier  # they always release it
 
     def x25519_public(self, private: bytes) -> bytes:
         return self._nacl.crypto_scalarmult_base(private)

@@ -8,9 +8,11 @@ second.  `Engine.receive` does all three in a row.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rnsfast.crypto.ed25519 import SigningKey, VerifyKey
+
+SMALL: Final = 4  # signatures of a batch that somebody may be waiting for
 
 if TYPE_CHECKING:
     from rnsfast.engine.channel import Envelope
@@ -34,7 +36,20 @@ class Settlement:
 
     def compute(self) -> None:
         """Sign and verify. Touches no state of the engine; the lock need not be held."""
-        if self.hashes:
-            self.signatures = self.signing.sign_many(self.hashes)
-        if self.pairs:
-            self.valid = self.peer_key.verify_many(self.pairs)
+        self.signatures = self.signing.sign_many(self.hashes)
+        self.valid = self.peer_key.verify_many(self.pairs)
+
+    def compute_yielding(self) -> None:
+        """As `compute`, letting the threads run that the batch has woken: in every call of a small batch, where they
+        are what the peer waits for, and in the first call of a larger one, where a call more would cost a whole switch
+        interval beside a thread that computes.
+        """
+        hashes, pairs = self.hashes, self.pairs
+        free = len(hashes) + len(pairs) if len(hashes) + len(pairs) <= SMALL else 1
+        sign, verify = self.signing.sign_yielding, self.peer_key.verify_yielding
+        checked = min(free, len(pairs))
+        valid = [verify(signature, message) for signature, message in pairs[:checked]]
+        made = min(free - checked, len(hashes))
+        signatures = [sign(message) for message in hashes[:made]]
+        self.signatures = signatures + self.signing.sign_many(hashes[made:])
+        self.valid = valid + self.peer_key.verify_many(pairs[checked:])

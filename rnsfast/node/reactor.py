@@ -184,7 +184,7 @@ class Reactor:
                 settlements = engine.take_settlements()
             if settlements:
                 for settlement in settlements:
-                    settlement.compute()
+                    settlement.compute_yielding()
                 with self.turn as now:
                     engine.settle(settlements, now)
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import os
-import queue
 import resource
 import statistics
 import sys
@@ -62,19 +61,15 @@ def peak_rss() -> int:
 
 
 class Wire:
-    """The channel of one link with a queue of what came in."""
+    """The channel of one link."""
 
     def __init__(self, link: Link) -> None:
         self.link, self.channel = link, link.channel
-        self.came: queue.SimpleQueue[Raw] = queue.SimpleQueue()
         self.channel.register(Hello, Done, Part)
-        self.channel.on_message(self.came.put)
 
     def take(self, limit: float) -> Raw:
-        try:
-            return self.came.get(timeout=limit)
-        except queue.Empty:
-            raise TimeoutError(f"nothing came within {limit:.0f} s") from None
+        message: Raw = self.channel.receive(limit)
+        return message
 
     def take_json(self, kind: type[Raw], limit: float) -> dict[str, Any]:
         message = self.take(limit)
