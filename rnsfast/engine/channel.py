@@ -120,7 +120,7 @@ class Channel:
         ValueError if it cannot be expressed: one such message in the queue would take the others with it.
         """
         if not 0 <= ticket.msgtype <= 0xFFFF or len(ticket.payload) > self.mdu:
-            raise ValueError(f"message type {ticket.msgtype:#x} of {len(ticket.payload)} bytes, the limit is {self.mdu}")
+            raise ValueError(f"message of type {ticket.msgtype:#x}, {len(ticket.payload)} bytes; the limit is {self.mdu}")
         self.outbox.append(ticket)
         self.pump(now)
         return ticket.sent

@@ -509,7 +509,7 @@ class Engine:
     def link_established(self, link: Link) -> None:
         """A link became active."""
         if not link.initiator:
-            del self._half_open[link.port][link]
+            self._half_open.get(link.port, {}).pop(link, None)
         self.listener.link_established(link)
 
     def link_closed(self, link: Link, now: float) -> None:
@@ -517,7 +517,7 @@ class Engine:
         self.links.pop(link.link_id, None)
         if link.activated_at is None:
             if not link.initiator:
-                del self._half_open[link.port][link]
+                self._half_open.get(link.port, {}).pop(link, None)
                 return  # no application has seen it
             if self.forwarding is None:
                 self.announcing.path_failed(link.destination.hash, now)

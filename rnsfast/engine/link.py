@@ -279,8 +279,8 @@ class Link:
             self.apply(Cause.HEARD, now)
             self.arm(self._next_check())
         elif self.state is State.HANDSHAKE:
-            # The RTT packet was lost: whoever has the key is there all the same (protocol 03, section 7). Who speaks only
-            # after a while does not measure the round trip; what a handshake may take on this path bounds it.
+            # The RTT packet was lost: whoever has the key is there all the same (protocol 03, section 7). Who speaks
+            # only after a while does not measure the round trip; what a handshake may take on this path bounds it.
             self._activate(min(now - self.requested_at, PER_HOP_TIMEOUT * max(1, self.hops)), now)
 
     # ------------------------------------------------------------------ handshake

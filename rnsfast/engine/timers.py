@@ -12,7 +12,6 @@ from itertools import count
 from math import inf
 from typing import Final, Protocol
 
-
 SLACK: Final = 256  # dead entries that are not worth cleaning up
 
 
