@@ -11,9 +11,10 @@ from hashlib import sha256
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
+from rnsfast.crypto.hashes import PIECE, update_long
 from rnsfast.engine.streams import ReceiveStream, SendStream
 from rnsfast.engine.window import TRIES, Window, timeout
-from rnsfast.wire.channel import ACCEPTANCE_SPAN, ENVELOPE_SIZE, channel_mdu, pack_envelope
+from rnsfast.wire.channel import ACCEPTANCE_SPAN, ENVELOPE_SIZE, channel_mdu, pack_envelope, pack_header
 from rnsfast.wire.drop import Drop
 from rnsfast.wire.packet import CTX_CHANNEL
 from rnsfast.wire.stream import STREAM_HEADER_SIZE, STREAM_TYPE, parse_stream
@@ -27,6 +28,7 @@ FAST_FLOOR: Final = 0.010  # seconds; a fast retransmission waits one round trip
 BACKLOG: Final = 64 * 1024 * 1024  # bytes delivered and not consumed; beyond, packets are dropped unproved
 UNOPENED: Final = 1024 * 1024  # bytes kept for stream ids nobody reads yet; beyond, the stream is cut off
 UNOPENED_STREAMS: Final = 64  # stream ids nobody reads yet; beyond, data is dropped and counted
+REFILL: Final = 6  # streams refill the window when a part of it this small is free
 MESSAGE_COST: Final = 64  # bytes each waiting message counts for beside its payload
 
 _STREAM_LOW: Final = STREAM_TYPE & 0xFF
@@ -120,7 +122,9 @@ class Channel:
         ValueError if it cannot be expressed: one such message in the queue would take the others with it.
         """
         if not 0 <= ticket.msgtype <= 0xFFFF or len(ticket.payload) > self.mdu:
-            raise ValueError(f"message of type {ticket.msgtype:#x}, {len(ticket.payload)} bytes; the limit is {self.mdu}")
+            raise ValueError(
+                f"message of type {ticket.msgtype:#x}, {len(ticket.payload)} bytes; the limit is {self.mdu}"
+            )
         self.outbox.append(ticket)
         self.pump(now)
         return ticket.sent
@@ -148,6 +152,8 @@ class Channel:
         congested = link.port.congested  # messages pass all the same, streams wait in their buffers
         if not room or (congested and not outbox):
             return
+        if room < self.window.size // REFILL and not outbox and len(self.ring) >= room:
+            return  # more proofs are on their way; a fuller batch costs both ends less, and the pipe is not empty
         touched = link.engine.touched
         batch: list[Envelope] = []
         sequence, stream_mdu = self.next_tx, self.stream_mdu
@@ -160,8 +166,9 @@ class Channel:
                 ticket.payload = b""
             elif streams and not congested:
                 stream = streams[0]
-                payload = stream.take(stream_mdu)
-                batch.append(Envelope(sequence, pack_envelope(STREAM_TYPE, sequence, payload), stream))
+                header, body = stream.take(stream_mdu)
+                plain = b"".join((pack_header(STREAM_TYPE, sequence, len(body) + STREAM_HEADER_SIZE), header, body))
+                batch.append(Envelope(sequence, plain, stream))
                 stream.unproved += 1
                 if not stream.has_work:
                     streams.popleft()
@@ -189,7 +196,10 @@ class Channel:
         frames: list[bytes] = []
         for envelope, token in zip(batch, link.key.seal_many([e.plain for e in batch]), strict=True):
             digest = base.copy()
-            digest.update(token)
+            if len(token) <= PIECE:
+                digest.update(token)
+            else:
+                update_long(digest, token)
             packet_hash = digest.digest()
             envelope.hashes.append(packet_hash)
             outstanding[packet_hash] = envelope
@@ -367,7 +377,10 @@ class Channel:
             else:
                 drops[Drop.CHANNEL_DUPLICATE] += 1
             digest = base.copy()
-            digest.update(token)
+            if len(token) <= PIECE:
+                digest.update(token)
+            else:
+                update_long(digest, token)
             hashes.append(digest.digest())
         self.next_rx = expected
         if authentic:

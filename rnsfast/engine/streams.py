@@ -56,7 +56,7 @@ class SendStream:
         self.unproved = 0  # messages in the window
         self.broken: str | None = None  # why nothing can be sent any more
         self.owner: Any = None  # the writer, for the runtime
-        self._chunks: deque[bytes | Packed] = deque()
+        self._chunks: deque[memoryview | Packed] = deque()  # views of what the writers gave, not copied
         self._offset = 0  # of the first chunk, if it is plain
         self._head = stream_id.to_bytes(2, "big")
 
@@ -80,11 +80,14 @@ class SendStream:
         """Everything put in, and the end of file if queued, has been proved by the peer."""
         return not self.has_work and not self.unproved
 
-    def put(self, data: bytes | Packed) -> None:
-        """Append. The caller has looked at `room`; a compressed chunk may exceed it, by less than MAX_CHUNK."""
+    def put(self, data: bytes | memoryview | Packed) -> None:
+        """Append. The caller has looked at `room`; a compressed chunk may exceed it, by less than MAX_CHUNK.
+
+        Plain data is not copied: a view must be one of something that does not change.
+        """
         size = data.size if isinstance(data, Packed) else len(data)
         if size:
-            self._chunks.append(data)
+            self._chunks.append(data if isinstance(data, Packed) else memoryview(data))
             self.buffered += size
 
     def close(self) -> None:
@@ -96,34 +99,35 @@ class SendStream:
         self._chunks.clear()
         self._offset = self.buffered = 0
 
-    def take(self, room: int) -> bytes:
-        """The next message's payload, at most `room` bytes behind the stream header. Only if `has_work`."""
+    def take(self, room: int) -> tuple[bytes, bytes | memoryview]:
+        """The next message's stream header, and its body of at most `room` bytes. Only if `has_work`."""
         chunks = self._chunks
         if not chunks:
             self.eof_sent = True
-            return self._header(EOF_BIT)
+            return self._header(EOF_BIT), b""
         first = chunks[0]
         if isinstance(first, Packed):
             chunks.popleft()
             self.buffered -= first.size
-            return self._header(COMPRESSED_BIT | self._eof_if_last()) + first.body
+            return self._header(COMPRESSED_BIT | self._eof_if_last()), first.body
         room = min(room, MAX_CHUNK)
+        data: bytes | memoryview
         end = self._offset + room
         if end < len(first):
             data = first[self._offset : end]
             self._offset = end
         else:
-            data = first[self._offset :] if self._offset else first
+            data = rest = first[self._offset :] if self._offset else first
             chunks.popleft()
             self._offset = 0
-            if len(data) < room and chunks and type(chunks[0]) is bytes:
-                data = self._gather(data, room)
+            if len(rest) < room and chunks and type(chunks[0]) is memoryview:
+                data = self._gather(rest, room)
         self.buffered -= len(data)
         if chunks or not self.closed:
-            return self._head + data
-        return self._header(self._eof_if_last()) + data
+            return self._head, data
+        return self._header(self._eof_if_last()), data
 
-    def _gather(self, data: bytes, room: int) -> bytes:
+    def _gather(self, data: memoryview, room: int) -> bytes:
         """Small writes share a message."""
         parts = [data]
         have = len(data)

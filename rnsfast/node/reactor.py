@@ -23,11 +23,13 @@ from rnsfast.engine.port import Port
 from rnsfast.interfaces.base import Address, Interface
 from rnsfast.node.dispatch import Dispatcher, Strand
 from rnsfast.node.waiting import Waitable
+from rnsfast.osio.memory import keep_heap
 from rnsfast.osio.poller import open_poller
 
 log = logging.getLogger(__name__)
 
 SLICE: Final = 16  # packets processed before what they caused is flushed: both ends of a link work at the same time
+LARGE: Final = 4096  # bytes of a packet; of larger ones half as many are a slice
 LONGEST_SLEEP: Final = 3600.0  # seconds; a poller takes no infinity
 
 
@@ -178,9 +180,10 @@ class Reactor:
     def deliver(self, port: Port, packets: list[bytes]) -> None:
         """One batch of received packets, in slices: what the first packets cause leaves while the next are handled."""
         engine = self.engine
-        for at in range(0, len(packets), SLICE):
+        size = SLICE if len(packets[-1]) < LARGE else SLICE // 2
+        for at in range(0, len(packets), size):
             with self.turn as now:
-                engine.intake(port, packets[at : at + SLICE] if len(packets) > SLICE else packets, now)
+                engine.intake(port, packets[at : at + size] if len(packets) > size else packets, now)
                 settlements = engine.take_settlements()
             if settlements:
                 for settlement in settlements:
@@ -214,6 +217,7 @@ class Reactor:
 
     def start(self) -> None:
         """Begin to poll."""
+        keep_heap()
         self._thread.start()
 
     def stop(self, timeout: float) -> None:

@@ -36,12 +36,15 @@ class Compressor:
         self._room = room
         self._failures = self._skipped = 0
 
-    def cut(self, data: memoryview, room: int) -> bytes | Packed:
-        """The next piece of `data`, at most `room` plain bytes: a compressed chunk, or plain bytes of any length."""
+    def cut(self, data: memoryview, room: int) -> bytes | memoryview | Packed:
+        """The next piece of `data`, at most `room` plain bytes: a compressed chunk, or plain bytes of any length.
+
+        What is left plain is a view if `data` cannot change, a copy else.
+        """
         if self._policy == "never":
-            return bytes(data[:room])
+            return _frozen(data[:room])
         if self._policy == "auto" and self._failures >= GIVE_UP_AFTER:
-            plain = bytes(data[: min(room, MAX_CHUNK * (TRY_AGAIN_AFTER - self._skipped))])
+            plain = _frozen(data[: min(room, MAX_CHUNK * (TRY_AGAIN_AFTER - self._skipped))])
             self._skipped += max(1, len(plain) // MAX_CHUNK)
             if self._skipped >= TRY_AGAIN_AFTER:
                 self._failures, self._skipped = GIVE_UP_AFTER - 1, 0
@@ -53,6 +56,10 @@ class Compressor:
             return Packed(body, size)
         self._failures += 1
         return piece[:room]
+
+
+def _frozen(view: memoryview) -> bytes | memoryview:
+    return view if type(view.obj) is bytes else bytes(view)
 
 
 class _Waiter(Waitable):

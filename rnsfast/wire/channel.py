@@ -23,6 +23,7 @@ MAX_PAYLOAD: Final = 0xFFFF  # what the length field can express
 
 _HEADER: Final = Struct(">HHH")
 _pack: Final = _HEADER.pack
+pack_header: Final = _HEADER.pack  # (message type, sequence, payload length), for code that joins the payload itself
 _unpack: Final = _HEADER.unpack_from
 
 

@@ -1,7 +1,7 @@
 """rnsfast endpoint of the stream and call benchmarks, either role. Protocol and output are those of `rns_side.py`.
 
-    ours_side.py server --config DIR
-    ours_side.py client --config DIR --dest HASH --workload stream|ten|rpc [--bytes N] [--links N] [--calls N] ...
+ours_side.py server --config DIR
+ours_side.py client --config DIR --dest HASH --workload stream|ten|rpc [--bytes N] [--links N] [--calls N] ...
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def test_receipts_do_not_pile_up() -> None:
         link.send_data(b"x", NOW + n * 0.001)
     assert first is not None and first.status is Status.CULLED
     assert len(link.outstanding) == RECEIPT_LIMIT
-    for n in range(20_000):  # each culls one
+    for _ in range(20_000):  # each culls one
         link.send_data(b"x", NOW + 2)
     assert len(link.outstanding) == RECEIPT_LIMIT and len(link.engine.timers) < 2 * RECEIPT_LIMIT + SLACK + 10
     sent(port)
