@@ -10,6 +10,7 @@ from rnsfast.engine.channel import Channel as EngineChannel
 from rnsfast.engine.destination import Destination
 from rnsfast.engine.events import AnnounceHeard, PacketArrived
 from rnsfast.engine.link import Link as EngineLink
+from rnsfast.engine.port import Port
 from rnsfast.engine.receipts import Receipt as EngineReceipt
 from rnsfast.node.dispatch import Strand
 from rnsfast.node.link import Link
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AnnounceHandler = Callable[[AnnounceHeard], Any]
+InterfaceHandler = Callable[[str], Any]
 
 
 class NodeListener:
@@ -33,6 +35,8 @@ class NodeListener:
         self.strand = Strand()  # announces, saving: everything that belongs to no link and no inbox
         self._announce_handlers: list[tuple[AnnounceHandler, bytes | None]] = []
         self._path_waiters: dict[bytes, list[_PathWaiter]] = {}
+        self._interface_handlers: list[InterfaceHandler] = []
+        self._online: set[Port] = set()  # as they were last seen
 
     def add_announce_handler(self, handler: AnnounceHandler, name: str | None) -> None:
         """`name` None means all."""
@@ -55,8 +59,24 @@ class NodeListener:
             if not waiters:
                 self._path_waiters.pop(destination, None)
 
-    def ports_changed(self) -> None:
-        """An interface came up or went down, or the node is going down: whoever waits for a path looks again."""
+    def add_interface_handler(self, handler: InterfaceHandler) -> None:
+        """Told each time an interface, or a connection of one, comes up; at once for those that are."""
+        self._interface_handlers.append(handler)
+        for port in self._online:
+            self._reactor.enqueue(self.strand, lambda name=port.name: handler(name))  # type: ignore[misc]
+
+    def port_changed(self, port: Port) -> None:
+        """An interface came up or went down."""
+        if not port.online:
+            self._online.discard(port)
+        elif port not in self._online:
+            self._online.add(port)
+            for handler in self._interface_handlers:
+                self._reactor.enqueue(self.strand, lambda h=handler: h(port.name))  # type: ignore[misc]
+        self.look_again()
+
+    def look_again(self) -> None:
+        """An interface changed, or the node is going down: whoever waits for a path looks again."""
         for waiters in self._path_waiters.values():
             self._reactor.engine.touched.update(waiters)
 

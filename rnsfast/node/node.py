@@ -136,7 +136,7 @@ class Node:
             link_mtu_discovery=self.config.link_mtu_discovery,
             implicit_proofs=self.config.use_implicit_proof,
         )
-        self._reactor.on_ports_changed = self._listener.ports_changed
+        self._reactor.on_ports_changed = self._listener.port_changed
         if self._storage is not None:
             self._load(self._storage)
         self._reactor.start()
@@ -207,7 +207,7 @@ class Node:
             with reactor.turn as now:
                 for link in list(reactor.engine.links.values()):
                     link.close(now, "the node was stopped")
-                self._listener.ports_changed()
+                self._listener.look_again()
             for interface in self.interfaces:
                 interface.close()
             for failed in list(self.failed):
@@ -326,6 +326,15 @@ class Node:
         self._check_running()
         with self._reactor.turn:
             self._listener.add_announce_handler(handler, name)
+
+    def on_interface_up(self, handler: Callable[[str], Any]) -> None:
+        """Have `handler(name)` called whenever an interface, or a connection of one, comes up: a moment to announce.
+
+        Those that are up are told at once. Handlers run on a callback thread, one after the other.
+        """
+        self._check_running()
+        with self._reactor.turn:
+            self._listener.add_interface_handler(handler)
 
     # ------------------------------------------------------------------ paths and links
 

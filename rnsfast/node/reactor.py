@@ -82,7 +82,7 @@ class Reactor:
         self._thread = threading.Thread(target=self._run, name=f"{name}-reactor", daemon=True)
         self.wakeups = 0
         self.port_generation = 0  # counts changes of interfaces
-        self.on_ports_changed: Callable[[], None] = lambda: None  # under the lock
+        self.on_ports_changed: Callable[[Port], None] = lambda port: None  # under the lock
 
     # ------------------------------------------------------------------ turns
 
@@ -164,18 +164,24 @@ class Reactor:
         with self.turn:
             port.owner = interface
             self.engine.attach(port)
+            self._tell_change(port)
 
     def detach(self, port: Port) -> None:
         """A port is gone for good."""
         with self.turn as now:
             self.engine.detach(port, now)
+            self._tell_change(port)
 
     def changed(self, port: Port) -> None:
         """`port.online` or `port.congested` changed."""
         with self.turn as now:
-            self.port_generation += 1
             self.engine.changed(port, now)
-            self.on_ports_changed()
+            self._tell_change(port)
+
+    def _tell_change(self, port: Port) -> None:
+        """Under the lock."""
+        self.port_generation += 1
+        self.on_ports_changed(port)
 
     def deliver(self, port: Port, packets: list[bytes]) -> None:
         """One batch of received packets, in slices: what the first packets cause leaves while the next are handled."""

@@ -86,6 +86,7 @@ class StreamWriter(io.RawIOBase):
         self._finished = False
         self.timeout: float | None = None
         self.written = 0  # bytes accepted
+        self.carried = 0  # what became of them after compression
         stream.owner = self._waiter
 
     @property
@@ -103,9 +104,23 @@ class StreamWriter(io.RawIOBase):
         """Bytes handed to the window: on their way, or proved."""
         return self.written - self._stream.buffered
 
+    @property
+    def room(self) -> int:
+        """Bytes that `write` accepts now without waiting."""
+        return self._stream.room
+
     def writable(self) -> bool:
         """Yes."""
         return True
+
+    def wait_writable(self, timeout: float | None = None) -> bool:
+        """Wait until at least half of the buffer is free. False if `timeout` seconds pass first. Raises LinkClosed."""
+        self._reactor.check_may_block()
+        stream = self._stream
+        with self._reactor.lock:
+            self._waiter.wait_for(lambda: stream.buffered <= stream.low or self._channel.closed, timeout)
+            self._check()
+            return stream.buffered <= stream.low
 
     def write(self, data: Any, /) -> int:
         """Accept all of `data` (bytes-like), waiting while the buffer is full. Returns its length in bytes."""
@@ -133,6 +148,7 @@ class StreamWriter(io.RawIOBase):
             self._channel.feed(self._stream, now)
         size = piece.size if isinstance(piece, Packed) else len(piece)
         self.written += size
+        self.carried += len(piece.body) if isinstance(piece, Packed) else size
         return size
 
     def _wait(self, done: Any) -> None:
@@ -183,15 +199,15 @@ class StreamWriter(io.RawIOBase):
         if self._finished or self.closed:
             super().close()
             return
-        self._begin_close()
+        self.finish()
         try:
             if not self.wait_delivered(self.timeout):
                 raise TimeoutError(f"the end of stream {self.stream_id} was not proved within {self.timeout} s")
         finally:
             super().close()
 
-    def _begin_close(self) -> None:
-        """Queue the end of file."""
+    def finish(self) -> None:
+        """Queue the end of file behind the data; never waits. `wait_delivered` tells when the peer has it all."""
         with self._reactor.turn as now:
             self._check()
             self._finished = True
