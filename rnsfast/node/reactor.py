@@ -105,7 +105,7 @@ class Reactor:
         if ports is not None:
             for port in ports:
                 if port.owner is not None:
-                    port.owner.flush(port)
+                    _guard(port.owner.flush, port)
         if wake:
             rings: list[Callable[[], None]] = []
             with self.lock:
@@ -249,8 +249,11 @@ class Reactor:
             if self._calls and self._calls[0][0] <= now:
                 self._make_calls(now)
             if self.engine.timers.deadline <= now:
-                with self.turn as now:
-                    self.engine.run_timers(now)
+                _guard(self._run_timers)
+
+    def _run_timers(self) -> None:
+        with self.turn as now:
+            self.engine.run_timers(now)
 
     def _sleep_until_due(self) -> float:
         """Seconds to sleep. Note the moment first, look second: who sets an earlier deadline in between rings."""
@@ -274,12 +277,12 @@ def _guard(fn: Callable[..., None], *args: Any) -> None:
     try:
         fn(*args)
     except Exception:
-        log.exception("an interface raised on the reactor thread; the node goes on")
+        log.exception("an interface or a timer raised; the node goes on")
 
 
 def _ring(ring: Callable[[], None]) -> None:
     """A waker that fails (its event loop is closed) must not keep the others from being woken."""
     try:
         ring()
-    except RuntimeError:
-        log.debug("a waiter's event loop is closed")
+    except Exception as error:
+        log.debug("a waiter could not be woken: %r", error)

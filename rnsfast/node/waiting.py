@@ -21,7 +21,7 @@ class Waitable:
         self._lock = lock  # the node's
         self._condition: threading.Condition | None = None
         self._sleepers = 0
-        self._watchers: list[Callable[[], None]] = []
+        self._watchers: dict[Callable[[], None], None] = {}  # in order of arrival
 
     @property
     def has_waiters(self) -> bool:
@@ -44,23 +44,27 @@ class Waitable:
                 remaining = None if end is None else end - monotonic()
                 if remaining is not None and remaining <= 0:
                     return bool(predicate())
-                condition.wait(remaining)
+                condition.wait(None if remaining is None else min(remaining, threading.TIMEOUT_MAX))
                 if predicate():
                     return True
         finally:
             self._sleepers -= 1
 
     def watch(self, ring: Callable[[], None]) -> None:
-        """Have `ring` called, without the lock, after every change. Under the lock."""
-        self._watchers.append(ring)
+        """Have `ring` called once, without the lock, after the next change. Under the lock.
+
+        Look, then watch, both in one critical section; when it has rung, look again. `ring` must not block.
+        """
+        self._watchers[ring] = None
 
     def unwatch(self, ring: Callable[[], None]) -> None:
-        """No more. Under the lock; harmless if it was not watching."""
-        if ring in self._watchers:
-            self._watchers.remove(ring)
+        """No more. Under the lock; harmless if it has rung."""
+        self._watchers.pop(ring, None)
 
     def notify(self) -> list[Callable[[], None]]:
         """Wake the threads; return what must be rung after the lock is released. Under the lock."""
         if self._sleepers and self._condition is not None:
             self._condition.notify_all()
-        return list(self._watchers)
+        rings = list(self._watchers)
+        self._watchers.clear()
+        return rings
