@@ -10,6 +10,7 @@ from rnsfast.crypto.hashes import short
 from rnsfast.crypto.identity import Identity
 from rnsfast.crypto.token import TokenKey
 from rnsfast.crypto.x25519 import X25519Key
+from rnsfast.engine.requests import RequestHandlers
 from rnsfast.wire.names import destination_hash, full_name, name_hash
 from rnsfast.wire.packet import GROUP, LINK, PLAIN, SINGLE
 
@@ -92,6 +93,7 @@ class Destination:
         self.enforce_ratchets = False
         self.last_emission = 0  # unix seconds of the last announce
         self.group_key: TokenKey | None = None
+        self.requests = RequestHandlers()  # also of an OUT destination: an initiator may be asked, too
         self.owner: Any = None  # the facade, for the runtime
         self.undecryptable = 0
         self._failures: list[float] = []

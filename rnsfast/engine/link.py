@@ -10,8 +10,6 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-import msgpack
-
 from rnsfast.crypto.ed25519 import SigningKey, VerifyKey
 from rnsfast.crypto.hashes import full
 from rnsfast.crypto.hkdf import hkdf
@@ -36,6 +34,7 @@ from rnsfast.engine.linkstate import (
 )
 from rnsfast.engine.receipts import LIMIT as RECEIPT_LIMIT
 from rnsfast.engine.receipts import Receipt, Status
+from rnsfast.engine.requests import PendingRequest, receive_request, receive_response, refuse_resource
 from rnsfast.engine.settling import Settlement
 from rnsfast.wire.drop import Drop
 from rnsfast.wire.handshake import (
@@ -55,8 +54,10 @@ from rnsfast.wire.packet import (
     CTX_LRPROOF,
     CTX_LRRTT,
     CTX_NONE,
+    CTX_REQUEST,
     CTX_RESOURCE_ADV,
     CTX_RESOURCE_PRF,
+    CTX_RESPONSE,
     DATA,
     LINK,
     MTU,
@@ -64,6 +65,7 @@ from rnsfast.wire.packet import (
     make_raw,
 )
 from rnsfast.wire.proof import link_proof_packet
+from rnsfast.wire.requests import unpack
 
 if TYPE_CHECKING:
     from rnsfast.engine.destination import Destination
@@ -75,7 +77,7 @@ PONG: Final = b"\xfe"
 EARLY_PACKETS: Final = 48  # channel packets held, unproved, until the channel is opened (protocol 05, section 10)
 
 _DATA_FLAGS: Final = LINK << 2 | DATA
-_HANDLED_LATER: Final = frozenset((0x01, 0x03, 0x04, 0x06, 0x07, 0x08, 0x09, 0x0A, 0x0B, 0x0C, 0x0D, 0xFD))
+_HANDLED_LATER: Final = frozenset((0x01, 0x03, 0x04, 0x06, 0x07, 0x08, 0x0B, 0x0C, 0x0D, 0xFD))
 
 
 class Link:
@@ -120,6 +122,7 @@ class Link:
         #: Packet hash of everything that waits for a proof. Channel envelopes: at most 48, ten copies each.
         #: Receipts: at most receipts.LIMIT, oldest culled.
         self.outstanding: dict[bytes, Envelope | Receipt] = {}
+        self.pending_requests: dict[bytes, PendingRequest] = {}  # by request id; at most PENDING_LIMIT
         self.channel: Channel | None = None
         self.owner: Any = None  # the facade, for the runtime
         self.armed = inf
@@ -212,6 +215,8 @@ class Link:
             self.channel.close()
         for receipt in list(self._receipts.values()):
             receipt.conclude(Status.FAILED, now)
+        for pending in list(self.pending_requests.values()):
+            pending.fail(self.closing, now)
         self.outstanding.clear()
         self._early.clear()
         self._key = self._exchange = self._signing = None
@@ -525,12 +530,11 @@ class Link:
     def _on_resource_advertisement(self, raw: bytes, plain: bytes, now: float) -> None:
         """No resources are accepted; one that is no advertisement at all breaks the protocol (protocol 03, 11)."""
         self.heard(now, data=True)
-        try:
-            readable = isinstance(msgpack.unpackb(plain, strict_map_key=False), dict)
-        except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
-            readable = False
-        if not readable:
+        advertisement = unpack(plain)
+        if not isinstance(advertisement, dict):
             self.close(now, "the peer's resource advertisement was unreadable")
+        else:
+            refuse_resource(self, advertisement, now)
 
     # ------------------------------------------------------------------ sending
 
@@ -585,8 +589,15 @@ class Link:
 
     def send_sealed(self, context: int, plain: bytes, now: float) -> bool:
         """One sealed packet without receipt. False if it could not be sent."""
-        raw = make_raw(_DATA_FLAGS, self.link_id, context, self.key.seal(plain))
         self.last_data = now
+        return self.send_raw(self.seal(context, plain), now)
+
+    def seal(self, context: int, plain: bytes) -> bytes:
+        """A packet of this link, to be sent with `send_raw`."""
+        return make_raw(_DATA_FLAGS, self.link_id, context, self.key.seal(plain))
+
+    def send_raw(self, raw: bytes, now: float) -> bool:
+        """Queue a packet of this link. False if it could not be sent."""
         if not self.port.send(raw):
             return False
         self._sent(raw, now)
@@ -619,4 +630,6 @@ _SEALED: Final[dict[int, Callable[[Link, bytes, bytes, float], None]]] = {
     CTX_LINKCLOSE: Link._on_close,
     CTX_LINKIDENTIFY: Link._on_identify,
     CTX_RESOURCE_ADV: Link._on_resource_advertisement,
+    CTX_REQUEST: receive_request,
+    CTX_RESPONSE: receive_response,
 }

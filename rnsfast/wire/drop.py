@@ -68,6 +68,17 @@ class Drop(Enum):
     LINK_IDENTIFY = "link.identify"
     LINK_TOKEN = "link.token"
     PACKET_NO_HANDLER = "link.packet_no_handler"
+    LINK_MODE_CLAMPED = "violation.link_mode"
+    LINK_UNPROVED = "violation.link_unproved"
+    LINK_HOPS = "link.hops"
+    LINK_TABLE_FULL = "link.table_full"
+    # Requests (protocol 03, section 15)
+    REQUEST_UNREADABLE = "malformed.request"
+    RESPONSE_UNREADABLE = "malformed.response"
+    REQUEST_TOO_LARGE = "request.too_large"
+    REQUEST_NO_HANDLER = "request.no_handler"
+    REQUEST_REFUSED = "request.refused"
+    RESPONSE_UNEXPECTED = "response.unexpected"
     # Channels (protocol 05)
     CHANNEL_NOT_OPEN = "channel.not_open"
     CHANNEL_TOKEN = "channel.token"

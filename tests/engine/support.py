@@ -94,6 +94,7 @@ def make_link(
     )  # fmt: skip
     link._key = TokenKey(key, engine.entropy)
     link._peer_key = peer_key
+    link.remote_identity = destination.identity if initiator else None
     link.set_mtu(mtu)
     engine.links[link_id] = link
     link.state = state

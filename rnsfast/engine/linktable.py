@@ -1,0 +1,181 @@
+"""Links of others that run through this node.  Protocol 03, sections 9.2 and 10; protocol 02, sections 5.3 to 5.6.
+
+Pure: packets in, the packet to send and the port to send it on out.  The transport decides what comes here, remembers
+packet hashes, and asks for paths when a request stays without proof.  A packet whose link is in the table is never
+processed locally.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rnsfast.crypto.identity import Identity
+from rnsfast.engine.known import Path
+from rnsfast.engine.linkstate import PER_HOP_TIMEOUT
+from rnsfast.wire.drop import Drop
+from rnsfast.wire.handshake import (
+    ENABLED_MODES,
+    decode_signalling,
+    encode_signalling,
+    link_proof_signed_data,
+    parse_link_proof,
+)
+from rnsfast.wire.packet import MAX_HOPS, MTU, Packet, link_id
+
+if TYPE_CHECKING:
+    from rnsfast.engine.port import Port
+
+IDLE_LIFETIME: Final = 900.0  # seconds a validated entry lives after the last packet it relayed
+UNPROVED_LIMIT: Final = 4096  # requests waiting for their proof; the oldest gives way
+PROVED_LIMIT: Final = 65536  # links that run; no more are taken on until some go idle
+
+_KEYS: Final = 64  # bytes of a link request's data before the signalling
+
+
+class LinkEntry:
+    """One link of others. Hops are those a packet has when it arrives here, incremented."""
+
+    __slots__ = (
+        "deadline", "destination", "link_id", "next_hop", "next_port", "previous_port", "remaining", "taken", "used_at",
+        "validated",
+    )  # fmt: skip
+
+    def __init__(
+        self, identifier: bytes, destination: bytes, previous_port: Port, taken: int, path: Path, now: float
+    ) -> None:
+        self.link_id = identifier
+        self.destination = destination
+        self.previous_port = previous_port  # towards the initiator
+        self.taken = taken
+        self.next_hop, self.next_port, self.remaining = path.next_hop, path.port, path.hops
+        self.validated = False
+        self.used_at = now
+        self.deadline = now + PER_HOP_TIMEOUT * max(1, path.hops) + 8 * MTU / path.port.bitrate  # of the proof
+
+
+def clamp_request(data: bytes, previous_port: Port, next_port: Port) -> bytes | Drop:
+    """A link request's data as it goes on: the MTU it offers can only fall.  Protocol 03, section 9.2."""
+    if len(data) <= _KEYS:
+        return data
+    mtu, mode = decode_signalling(data[_KEYS:])
+    if not mtu:
+        return data
+    if not next_port.upgradable:
+        return data[:_KEYS]
+    limit = min(previous_port.hw_mtu, next_port.hw_mtu)
+    if limit >= mtu:
+        return data
+    return data[:_KEYS] + encode_signalling(limit, mode) if mode in ENABLED_MODES else Drop.LINK_MODE_CLAMPED
+
+
+class LinkTable:
+    """Link id to entry: those waiting for their proof, and those that have it."""
+
+    def __init__(self) -> None:
+        self.unproved: dict[bytes, LinkEntry] = {}  # oldest first, at most UNPROVED_LIMIT
+        self.proved: dict[bytes, LinkEntry] = {}  # at most PROVED_LIMIT
+
+    def __contains__(self, identifier: bytes) -> bool:
+        return identifier in self.proved or identifier in self.unproved
+
+    def get(self, identifier: bytes) -> LinkEntry | None:
+        """The entry of a link."""
+        return self.proved.get(identifier) or self.unproved.get(identifier)
+
+    def enter(self, port: Port, packet: Packet, raw: bytes, path: Path, now: float) -> bytes | Drop:
+        """Take on the link that `raw`, a request from `port`, asks for. Returns what goes out on `path.port`.
+
+        The first copy of a request counts, as at the responder: one that came by another way, with another MTU, or
+        from somebody who recorded it, must not take the link away (trap T4).
+        """
+        identifier = link_id(raw)
+        hops = packet.hops + 1
+        entry = self.get(identifier)
+        if entry is not None and (entry.validated or now <= entry.deadline):
+            return Drop.LINK_REPEATED
+        if hops >= MAX_HOPS:
+            return Drop.TOO_MANY_HOPS
+        data = clamp_request(packet.data, port, path.port)
+        if isinstance(data, Drop):
+            return data
+        self.unproved.pop(identifier, None)
+        if len(self.unproved) >= UNPROVED_LIMIT:
+            del self.unproved[next(iter(self.unproved))]
+        self.unproved[identifier] = LinkEntry(identifier, packet.destination, port, hops, path, now)
+        if path.hops > 1:
+            head = bytes((packet.flags, hops)) + path.next_hop
+        else:
+            head = bytes((packet.flags & 0x0F, hops))
+        return head + packet.destination + bytes((packet.context,)) + data
+
+    def prove(
+        self, port: Port, raw: bytes, identity: Identity | None, path: Path | None, now: float
+    ) -> tuple[Port, bytes] | Drop:
+        """Relay a link request proof, if it is right: (port to send on, packet).
+
+        `identity` is the destination's, as announced: without it nothing is relayed. A right proof that took another
+        number of hops than expected corrects the entry and `path`, once, before the entry is validated.
+        """
+        entry = self.get(raw[2:18])
+        if entry is None:
+            return Drop.NO_SUCH_LINK
+        hops = raw[1] + 1
+        if port is not entry.next_port or identity is None or hops >= MAX_HOPS:
+            return Drop.NOT_FORWARDED
+        if hops != entry.remaining and entry.validated:
+            return Drop.LINK_HOPS
+        proof = parse_link_proof(raw[19:])
+        if isinstance(proof, Drop):
+            return proof
+        key = identity.verifying
+        signed = link_proof_signed_data(entry.link_id, proof.x25519, key.public, proof.signalling)
+        if not key.verify(proof.signature, signed):
+            return Drop.LINK_SIGNATURE if hops == entry.remaining else Drop.LINK_HOPS
+        if not entry.validated:
+            if len(self.proved) >= PROVED_LIMIT:
+                return Drop.LINK_TABLE_FULL
+            if hops != entry.remaining:
+                entry.remaining = hops
+                if path is not None:
+                    path.hops = hops
+            entry.validated = True
+            entry.used_at = now
+            self.unproved.pop(entry.link_id, None)
+            self.proved[entry.link_id] = entry
+        return entry.previous_port, raw[:1] + bytes((hops,)) + raw[2:]
+
+    def relay(self, port: Port, raw: bytes, now: float) -> tuple[Port, bytes] | Drop:
+        """Relay any other packet of a link: (port to send on, packet). Hops must be those of its direction."""
+        entry = self.proved.get(raw[2:18])
+        if entry is None:
+            return Drop.LINK_UNPROVED if raw[2:18] in self.unproved else Drop.NO_SUCH_LINK
+        hops = raw[1] + 1
+        if hops >= MAX_HOPS:
+            return Drop.TOO_MANY_HOPS
+        if entry.next_port is entry.previous_port:
+            if port is not entry.next_port or hops not in (entry.remaining, entry.taken):
+                return Drop.LINK_HOPS
+            out = port
+        elif port is entry.next_port and hops == entry.remaining:
+            out = entry.previous_port
+        elif port is entry.previous_port and hops == entry.taken:
+            out = entry.next_port
+        else:
+            return Drop.LINK_HOPS
+        entry.used_at = now
+        return out, raw[:1] + bytes((hops,)) + raw[2:]
+
+    def clean(self, now: float) -> list[LinkEntry]:
+        """Forget what is over. Returns the entries that never got their proof: their paths may be wrong."""
+        late = [entry for entry in self.unproved.values() if now > entry.deadline]
+        for entry in late:
+            del self.unproved[entry.link_id]
+        for entry in [entry for entry in self.proved.values() if now > entry.used_at + IDLE_LIFETIME]:
+            del self.proved[entry.link_id]
+        return late
+
+    def leave(self, port: Port) -> None:
+        """`port` is gone, and every link over it."""
+        for table in (self.unproved, self.proved):
+            for entry in [entry for entry in table.values() if port in (entry.next_port, entry.previous_port)]:
+                del table[entry.link_id]
