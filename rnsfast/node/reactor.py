@@ -49,17 +49,18 @@ class Call:
 class Turn:
     """`with reactor.turn as now:` the lock is held inside; afterwards queues are flushed and waiters woken."""
 
-    __slots__ = ("_reactor",)
+    __slots__ = ("_reactor", "_tell")
 
-    def __init__(self, reactor: Reactor) -> None:
+    def __init__(self, reactor: Reactor, *, tell: bool = True) -> None:
         self._reactor = reactor
+        self._tell = tell
 
     def __enter__(self) -> float:
         self._reactor.lock.acquire()
         return monotonic()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._reactor.finish_turn()
+        self._reactor.finish_turn(tell=self._tell)
 
 
 class Reactor:
@@ -86,8 +87,10 @@ class Reactor:
 
     # ------------------------------------------------------------------ turns
 
-    def finish_turn(self) -> None:
-        """Unlock, flush, wake. Called with the lock held; `Turn` does."""
+    def finish_turn(self, *, tell: bool = True) -> None:
+        """Unlock, flush, wake. Called with the lock held; `Turn` does. Without `tell` the waking is left to a later turn
+        of the same batch.
+        """
         engine = self.engine
         ports: list[Port] | None = None
         wake: list[Waitable] | None = None
@@ -95,10 +98,10 @@ class Reactor:
         if engine.dirty:
             ports = list(engine.dirty)
             engine.dirty.clear()
-        if engine.touched:
+        if engine.touched and tell:
             wake = [owner for item in engine.touched if (owner := item.owner) is not None and owner.has_waiters]
             engine.touched.clear()
-        if self.ready:
+        if self.ready and tell:
             strands, self.ready = self.ready, []
         late = engine.timers.deadline < self._wake_at
         self.lock.release()
@@ -187,14 +190,15 @@ class Reactor:
         """One batch of received packets, in slices: what the first packets cause leaves while the next are handled."""
         engine = self.engine
         size = SLICE if len(packets[-1]) < LARGE else SLICE // 2
+        last = len(packets) - size
         for at in range(0, len(packets), size):
-            with self.turn as now:
+            with Turn(self, tell=at >= last) as now:  # the batch rings once
                 engine.intake(port, packets[at : at + size] if len(packets) > size else packets, now)
                 settlements = engine.take_settlements()
             if settlements:
                 for settlement in settlements:
                     settlement.compute_yielding()
-                with self.turn as now:
+                with Turn(self, tell=at >= last) as now:
                     engine.settle(settlements, now)
 
     def report(self, interface: Interface, message: str) -> None:
