@@ -32,7 +32,11 @@ class LinkClosed(RnsfastError, ConnectionError):
 
 
 class ChannelFull(RnsfastError, TimeoutError):
-    """The channel's window stayed full for the whole time allowed; nothing was sent."""
+    """The channel's window stayed full for the whole time allowed; `unsent` messages were not sent."""
+
+    def __init__(self, message: str, unsent: int = 1) -> None:
+        super().__init__(message)
+        self.unsent = unsent
 
 
 class MessageTooLarge(RnsfastError, ValueError):

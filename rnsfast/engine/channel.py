@@ -53,14 +53,19 @@ class Envelope:
 
 
 class Ticket:
-    """A message on its way: waiting for room, then sent, then delivered."""
+    """A message on its way: waiting for room, then sent, then delivered.
 
-    __slots__ = ("delivered", "msgtype", "owner", "payload", "sent")
+    One with `deferred` set is not sent when its turn comes: it is granted its room, and sent when `Channel.claim` says
+    so. Whoever can still change his mind between being woken and going on needs that.
+    """
+
+    __slots__ = ("deferred", "delivered", "granted", "msgtype", "owner", "payload", "sent")
 
     def __init__(self, msgtype: int, payload: bytes) -> None:
         self.msgtype, self.payload = msgtype, payload
         self.sent = False
         self.delivered = False
+        self.deferred = self.granted = False
         self.owner: Any = None  # whoever waits for it, for the runtime
 
 
@@ -72,6 +77,7 @@ class Channel:
         self.window = Window(link.rtt)
         self.ring: dict[int, Envelope] = {}  # by sequence, oldest first; at most 48
         self.outbox: deque[Ticket] = deque()  # messages whose senders wait for room; each has a waiter, so bounded
+        self.granted = 0  # deferred messages whose room is kept for them
         self.next_tx = 0
         self.next_rx = 0
         self.held: dict[int, bytes] = {}  # early messages by sequence; at most 48
@@ -104,7 +110,7 @@ class Channel:
         if room > 0 and ring:
             ahead = (self.next_tx - next(iter(ring))) & 0xFFFF
             room = min(room, ACCEPTANCE_SPAN + 1 - ahead)
-        return max(room, 0)
+        return max(room - self.granted, 0)
 
     @property
     def is_ready(self) -> bool:
@@ -114,28 +120,57 @@ class Channel:
     @property
     def is_idle(self) -> bool:
         """Nothing waits and everything sent has been proved."""
-        return not self.ring and not self.outbox and not self._streams
+        return not (self.ring or self.outbox or self.granted or self._streams)
 
     def send(self, ticket: Ticket, now: float) -> bool:
         """Transmit the message if there is room, else keep it waiting in order of arrival. True if it is sent.
 
         ValueError if it cannot be expressed: one such message in the queue would take the others with it.
         """
-        if not 0 <= ticket.msgtype <= 0xFFFF or len(ticket.payload) > self.mdu:
-            raise ValueError(
-                f"message of type {ticket.msgtype:#x}, {len(ticket.payload)} bytes; the limit is {self.mdu}"
-            )
-        self.outbox.append(ticket)
+        return self.send_many([ticket], now)
+
+    def send_many(self, tickets: list[Ticket], now: float) -> bool:
+        """As `send`, for messages in a row. True if all are sent."""
+        for ticket in tickets:
+            if not 0 <= ticket.msgtype <= 0xFFFF or len(ticket.payload) > self.mdu:
+                size = len(ticket.payload)
+                raise ValueError(f"message of type {ticket.msgtype:#x}, {size} bytes; the limit is {self.mdu}")
+        self.outbox.extend(tickets)
         self.pump(now)
-        return ticket.sent
+        return tickets[-1].sent
 
     def cancel(self, ticket: Ticket) -> bool:
         """Take a waiting message back. False if it has been sent."""
         if ticket.sent:
             return False
-        if ticket in self.outbox:
+        if ticket.granted:
+            self._take_grant(ticket)
+        elif ticket in self.outbox:
             self.outbox.remove(ticket)
         return True
+
+    def claim(self, ticket: Ticket, now: float) -> bool:
+        """Send a granted message. False if the room is gone meanwhile: then it waits again, before all others."""
+        if not ticket.granted:
+            return ticket.sent
+        self._take_grant(ticket)
+        self.outbox.appendleft(ticket)
+        ticket.deferred = False
+        self.pump(now)
+        ticket.deferred = not ticket.sent
+        return ticket.sent
+
+    def _take_grant(self, ticket: Ticket) -> None:
+        ticket.granted = False
+        if not self.closed:
+            self.granted -= 1
+
+    def abandon(self, stream: SendStream) -> None:
+        """Give a stream up: what waits for the window is thrown away, and no end of file follows."""
+        if stream in self._streams:
+            self._streams.remove(stream)
+        stream.clear()
+        self.link.engine.touched.add(stream)
 
     def feed(self, stream: SendStream, now: float) -> None:
         """`stream` has got something to send."""
@@ -160,8 +195,13 @@ class Channel:
         while room:
             if outbox:
                 ticket = outbox.popleft()
-                ticket.sent = True
                 touched.add(ticket)
+                if ticket.deferred:
+                    ticket.granted = True
+                    self.granted += 1
+                    room -= 1
+                    continue
+                ticket.sent = True
                 batch.append(Envelope(sequence, pack_envelope(ticket.msgtype, sequence, ticket.payload), ticket))
                 ticket.payload = b""
             elif streams and not congested:
@@ -181,6 +221,8 @@ class Channel:
                 break
             sequence = (sequence + 1) & 0xFFFF
             room -= 1
+        if not batch:
+            return
         self.next_tx = sequence
         ring = self.ring
         for envelope in batch:
@@ -330,6 +372,7 @@ class Channel:
                 self.link.outstanding.pop(packet_hash, None)
         self.ring.clear()
         self.outbox.clear()
+        self.granted = 0
         self._streams.clear()
         self.held.clear()
         reason = self.link.closing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -203,33 +203,45 @@ class Channel(Waitable):
 
         Protocol: 05, section 4. Threads: any but the reactor's; blocks only its caller.
         """
-        ticket = self._ticket(message)
-        engine = self._engine
+        return self.send_many((message,), timeout)[0]
+
+    def send_many(self, messages: Iterable[Message], timeout: float | None = None) -> list[Ticket]:
+        """As `send` for several messages in a row: sealed together and, as far as the window allows, sent in one go.
+
+        Raises ChannelFull or LinkClosed if not all could be sent: those before the first unsent one are on their way,
+        and `unsent` of ChannelFull says how many are not.
+        """
+        tickets = [self._ticket(message) for message in messages]
+        if not tickets:
+            return tickets
+        engine, last = self._engine, tickets[-1]
         if timeout is None or timeout > 0:
             self._reactor.check_may_block()
         with self._reactor.turn as now:
             if engine.closed:
                 raise self._closed()
-            if engine.send(ticket, now):
-                return ticket
+            if engine.send_many(tickets, now):
+                return tickets
             if timeout is not None and timeout <= 0:
-                engine.cancel(ticket)
-                raise ChannelFull(f"the window of link {self._link} is full, nothing was sent")
+                unsent = sum([engine.cancel(ticket) for ticket in tickets])
+                raise ChannelFull(f"the window of link {self._link} is full, {_count(unsent)} not sent", unsent)
         waiter = Waitable(self._lock)
         try:
             with self._lock:
-                ticket.owner = waiter
-                waiter.wait_for(lambda: ticket.sent or engine.closed, timeout)
+                last.owner = waiter
+                waiter.wait_for(lambda: last.sent or engine.closed, timeout)
         finally:
             with self._reactor.turn as now:
-                ticket.owner = None
-                unsent = engine.cancel(ticket)
+                last.owner = None
+                unsent = sum([engine.cancel(ticket) for ticket in tickets])
                 engine.pump(now)
         if not unsent:
-            return ticket
+            return tickets
         if engine.closed:
             raise self._closed()
-        raise ChannelFull(f"the window of link {self._link} stayed full for {timeout} s, nothing was sent")
+        raise ChannelFull(
+            f"the window of link {self._link} stayed full for {timeout} s, {_count(unsent)} not sent", unsent
+        )
 
     def _ticket(self, message: Message) -> Ticket:
         number, payload = type_of(message), message.pack()
@@ -254,3 +266,7 @@ class Channel(Waitable):
 
     def _closed(self) -> LinkClosed:
         return LinkClosed(self._engine.link.link_id, self._engine.link.closing)
+
+
+def _count(unsent: int) -> str:
+    return "1 message was" if unsent == 1 else f"{unsent} messages were"

@@ -88,8 +88,9 @@ class Reactor:
     # ------------------------------------------------------------------ turns
 
     def finish_turn(self, *, tell: bool = True) -> None:
-        """Unlock, flush, wake. Called with the lock held; `Turn` does. Without `tell` the waking is left to a later turn
-        of the same batch.
+        """Unlock, flush, wake. Called with the lock held; `Turn` does.
+
+        Without `tell` the waking is left to a later turn of the same batch.
         """
         engine = self.engine
         ports: list[Port] | None = None

@@ -129,8 +129,7 @@ class Served:
             digest.update(message.content[5:])
             got += len(message.content) - 5
             if last:
-                for piece in parts(call, answer, self.wire.channel.mdu):
-                    self.wire.channel.send(piece, self.limit)
+                self.wire.channel.send_many(parts(call, answer, self.wire.channel.mdu), self.limit)
 
 
 def serve(node: Node, options: argparse.Namespace) -> int:
@@ -192,8 +191,7 @@ def run_calls(options: argparse.Namespace, wire: Wire) -> dict[str, Any]:
     wire.take_json(Hello, 20)
 
     def call(number: int) -> None:
-        for piece in parts(number, request, wire.channel.mdu):
-            wire.channel.send(piece, 20)
+        wire.channel.send_many(parts(number, request, wire.channel.mdu), 20)
         got, last = 0, False
         while not last:
             content = wire.take(20).content
