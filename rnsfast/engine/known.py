@@ -5,8 +5,9 @@ Protocol 01, section 2.3; protocol 02, sections 2.4 and 6.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
 from rnsfast.wire.announce import emission_time
@@ -14,8 +15,9 @@ from rnsfast.wire.announce import emission_time
 if TYPE_CHECKING:
     from rnsfast.engine.port import Port
 
-KNOWN_LIMIT: Final = 65536  # destinations; the one longest unheard among the never used goes first, then the oldest
-PATH_LIMIT: Final = 65536  # paths; the one longest unused goes first
+KNOWN_LIMIT: Final = 65536  # destinations; those longest unheard among the never used go first, then the oldest
+PATH_LIMIT: Final = 65536  # paths; those longest unused go first
+EVICTED: Final = 1024  # entries that leave a full table at a time: looking for them takes a look at all
 BLOBS_KEPT: Final = 64  # random blobs a path remembers
 PATH_LIFETIME: Final = 7 * 86400.0  # seconds
 PATH_LIFETIME_BY_MODE: Final = {3: 86400.0, 4: 6 * 3600.0}  # access point, roaming
@@ -88,7 +90,8 @@ class PathTable:
         """Enter or replace."""
         self.paths.pop(destination, None)
         if len(self.paths) >= PATH_LIMIT:
-            del self.paths[min(self.paths, key=lambda d: self.paths[d].heard_at)]
+            for old in nsmallest(EVICTED, self.paths, key=lambda d: self.paths[d].heard_at):
+                del self.paths[old]
         self.paths[destination] = path
 
     def drop(self, destination: bytes) -> bool:
@@ -127,11 +130,14 @@ class KnownTable:
         if before is not None:
             known.used_at = before.used_at
         elif len(self.entries) >= KNOWN_LIMIT:
-            candidates = [d for d, k in self.entries.items() if k.used_at == 0] or list(self.entries)
-            oldest = min(candidates, key=lambda d: self.entries[d].heard_at)
-            del self.entries[oldest]
-            self.ratchets.pop(oldest, None)
+            for old in nsmallest(EVICTED, self.entries, key=self._worth):
+                del self.entries[old]
+                self.ratchets.pop(old, None)
         self.entries[destination] = known
+
+    def _worth(self, destination: bytes) -> tuple[bool, float]:
+        known = self.entries[destination]
+        return known.used_at != 0, known.heard_at
 
     def use(self, destination: bytes, unix_time: float) -> Known | None:
         """Look up for an application: stamps the use mark."""
