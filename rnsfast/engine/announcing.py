@@ -199,7 +199,7 @@ class Announcing:
         before, hops = paths.paths.get(destination), packet.hops + 1
         if before is not None and not before.port.online:
             before = None  # what leads over an interface that is down is worth nothing
-        if not takes(before, hops, announce.random_blob, unix_time):
+        if not takes(before, hops, announce.random_blob, unix_time, port.gravity):
             return False
         blobs = [] if before is None else before.blobs
         if announce.random_blob not in blobs:

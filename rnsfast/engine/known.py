@@ -58,13 +58,14 @@ class Path:
         return max((emission_time(blob) for blob in self.blobs), default=0)
 
 
-def takes(path: Path | None, hops: int, blob: bytes, unix_time: float) -> bool:
-    """Whether an announce replaces the path there is.  Protocol 02, section 6.3."""
+def takes(path: Path | None, hops: int, blob: bytes, unix_time: float, gravity: int = 0) -> bool:
+    """Whether an announce replaces the path there is.  Protocol 02, section 6.3. `gravity` is its interface's."""
     if path is None:
         return True
     emitted, new = emission_time(blob), blob not in path.blobs
     if hops <= path.hops:
-        return new and emitted > path.newest
+        newest = path.newest
+        return (new and emitted > newest) or (emitted == newest and gravity > path.port.gravity)
     if unix_time >= path.expires_at:
         return new
     if path.unresponsive:

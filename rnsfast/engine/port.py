@@ -41,6 +41,7 @@ class Port:
         "bitrate",
         "congested",
         "drops",
+        "gravity",
         "hash",
         "hw_mtu",
         "ifac",
@@ -71,6 +72,7 @@ class Port:
         ifac: IfacKey | None = None,
         ifac_size: int = DEFAULT_IFAC_SIZE,
         outgoing: bool = True,
+        gravity: int = 0,
     ) -> None:
         self.name = name  # as displayed, `TCPInterface[name/host:port]`
         self.hash = interface_hash or sha256(name.encode()).digest()  # 32 bytes; a hint, not unique (protocol 06, 1.5)
@@ -81,6 +83,7 @@ class Port:
         self.ifac = ifac
         self.ifac_size = ifac.size if ifac is not None else ifac_size
         self.outgoing = outgoing
+        self.gravity = gravity  # of two that hear the same announce, the heavier one gets the path (protocol 02, 6.3)
         self.online = False
         self.congested = False
         self.wants_tunnel = False
