@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 TAG_GENERATION: Final = 16_000  # request tags remembered, two generations of this many
 REQUEST_AGAIN: Final = 20.0  # seconds between path requests that the engine makes by itself
 REQUEST_MEMORY: Final = 45.0  # seconds a request is remembered
+RESPONSE_REUSE: Final = 1.0  # seconds for which one announce answers all path requests for a destination
 EMISSION_LEAD: Final = 30  # seconds an emission time may run ahead of the clock to tell quick announces apart
 RATCHET_APP_DATA_MAX: Final = APP_DATA_MAX - 32
 
@@ -60,6 +61,7 @@ class Announcing:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._tags = HashMemory(TAG_GENERATION)
+        self._responses: dict[bytes, tuple[float, int, bytes]] = {}  # own destination to (now, emission time, packet)
         self._requested: dict[bytes, float] = {}  # destination to `now` of the last request; cleaned after 45 s
 
     # ------------------------------------------------------------------ own announces
@@ -74,6 +76,22 @@ class Announcing:
         is_path_response: bool = False,
     ) -> bool:
         """Announce an IN SINGLE destination, on one port or all that take announces. False if nothing was sent.
+
+        ValueError as by `build`.
+        """
+        raw = self.build(destination, app_data, now, is_path_response=is_path_response)
+        if port is not None:
+            return port.send(raw)
+        sent = False
+        for each in self._engine.ports:
+            if each.online and each.outgoing and each.mode is not Mode.ACCESS_POINT:
+                sent = each.send(raw) or sent
+        return sent
+
+    def build(
+        self, destination: Destination, app_data: bytes | None, now: float, *, is_path_response: bool = False
+    ) -> bytes:
+        """The packet of a new announce.
 
         ValueError for another destination, or app data beyond 317 bytes (285 with ratchets), which no relay could
         pass on.  Protocol 02, section 2.2.
@@ -109,14 +127,15 @@ class Announcing:
         )
         body = build_announce(announce, destination.identity.sign(signed_data(announce)))
         flags = ANNOUNCE | (CONTEXT_FLAG if ratchet is not None else 0)
-        raw = make_raw(flags, destination.hash, CTX_PATH_RESPONSE if is_path_response else CTX_NONE, body)
-        if port is not None:
-            return port.send(raw)
-        sent = False
-        for each in engine.ports:
-            if each.online and each.outgoing and each.mode is not Mode.ACCESS_POINT:
-                sent = each.send(raw) or sent
-        return sent
+        return make_raw(flags, destination.hash, CTX_PATH_RESPONSE if is_path_response else CTX_NONE, body)
+
+    def _response(self, own: Destination, now: float) -> bytes:
+        """What answers a path request for a destination of ours."""
+        made_at, emission, raw = self._responses.get(own.hash, (-inf, 0, b""))
+        if now - made_at >= RESPONSE_REUSE or emission != own.last_emission:
+            raw = self.build(own, None, now, is_path_response=True)
+            self._responses[own.hash] = now, own.last_emission, raw
+        return raw
 
     # ------------------------------------------------------------------ announces of others
 
@@ -234,7 +253,7 @@ class Announcing:
             return
         own = self._engine.destinations.get((request.destination, SINGLE))
         if own is not None:
-            self.announce(own, None, now, port=port, is_path_response=True)
+            port.send(self._response(own, now))
         elif self._engine.forwarding is not None:
             self._engine.forwarding.path_requested(port, request.destination, request.transport_id, tag, now)
 
