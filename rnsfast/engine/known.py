@@ -5,7 +5,7 @@ Protocol 01, section 2.3; protocol 02, sections 2.4 and 6.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Final

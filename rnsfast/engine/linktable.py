@@ -15,6 +15,7 @@ from rnsfast.engine.linkstate import PER_HOP_TIMEOUT
 from rnsfast.wire.drop import Drop
 from rnsfast.wire.handshake import (
     ENABLED_MODES,
+    SIGNALLING_SIZE,
     decode_signalling,
     encode_signalling,
     link_proof_signed_data,
@@ -55,7 +56,7 @@ class LinkEntry:
 
 def clamp_request(data: bytes, previous_port: Port, next_port: Port) -> bytes | Drop:
     """A link request's data as it goes on: the MTU it offers can only fall.  Protocol 03, section 9.2."""
-    if len(data) <= _KEYS:
+    if len(data) != _KEYS + SIGNALLING_SIZE:
         return data
     mtu, mode = decode_signalling(data[_KEYS:])
     if not mtu:
