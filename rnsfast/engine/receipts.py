@@ -19,10 +19,10 @@ GRACE: Final = 1.0  # seconds a proof may be late: peers look at their clocks ab
 class Status(IntEnum):
     """Numbers are public API (protocol 01, 8.2)."""
 
-    FAILED = 0x00
-    SENT = 0x01
-    DELIVERED = 0x02
-    CULLED = 0xFF
+    SENT = 1  # on its way
+    DELIVERED = 2  # proved
+    FAILED = 0  # not proved in time
+    CULLED = 255  # pushed out by later ones
 
 
 class Receipt:

@@ -229,9 +229,7 @@ class Link(Waitable):
         Raises LinkClosed, IdentityError (public half only), ValueError (responder). Protocol: 03, section 14.
         """
         if not self._engine.initiator:
-            raise ValueError(
-                "only a link's initiator identifies itself; the responder is known by its destination"
-            )
+            raise ValueError("only a link's initiator identifies itself; the responder is known by its destination")
         with self._reactor.turn as now:
             done = self._engine.identify(identity, now)
         if not done:
