@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Final
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class Dispatcher:
             self._pending += 1
             if self._pending > self._idle and len(self._threads) < MAX_THREADS:
                 self._start()
-        self._queue.put(strand)
+            self._queue.put(strand)  # under the lock: before the marks that end the threads, or not at all
 
     def _start(self) -> None:
         self._serial += 1
@@ -90,14 +91,22 @@ class Dispatcher:
             with self._lock:
                 self._pending -= 1
                 self._idle -= 1
-            again = self._make_calls(strand)
+            while self._make_calls(strand) and not self._pass_on(strand):
+                pass  # the dispatcher is closing: what was queued before still runs
             with self._lock:
                 self._idle += 1
-            if again:
-                self.submit(strand)
         with self._lock:
             self._idle -= 1
             self._threads.discard(me)
+
+    def _pass_on(self, strand: Strand) -> bool:
+        """Let others have the thread first. False once the threads are ending."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._pending += 1
+            self._queue.put(strand)
+            return True
 
     def _make_calls(self, strand: Strand) -> bool:
         """Make up to BATCH calls. True if there are more."""
@@ -109,7 +118,7 @@ class Dispatcher:
                 break
             try:
                 call()
-            except Exception:
+            except BaseException:  # SystemExit too: it would end this thread, and with it the strand
                 log.exception("an application callback raised; everything else goes on")
         with strand.lock:
             strand.submitted = bool(calls)
@@ -126,6 +135,7 @@ class Dispatcher:
             threads = list(self._threads)
         for _ in threads:
             self._queue.put(None)
+        end = monotonic() + timeout
         for thread in threads:
             if thread is not threading.current_thread():
-                thread.join(timeout)
+                thread.join(max(0.0, end - monotonic()))
