@@ -95,9 +95,10 @@ class SendStream:
         self.closed = True
 
     def clear(self) -> None:
-        """Throw away what has not been handed to the window."""
+        """Throw away what has not been handed to the window, the end of file too."""
         self._chunks.clear()
         self._offset = self.buffered = 0
+        self.closed = self.eof_sent
 
     def take(self, room: int) -> tuple[bytes, bytes | memoryview]:
         """The next message's stream header, and its body of at most `room` bytes. Only if `has_work`."""
@@ -177,6 +178,16 @@ class ReceiveStream:
                 chunks[-1] += data
             else:
                 chunks.append(data)
+            self.buffered += len(data)
+
+    def put_back(self, data: bytes) -> None:
+        """What was taken last is given back: it stands before everything else again."""
+        if data:
+            chunks = self._chunks
+            if self._offset:
+                chunks[0] = chunks[0][self._offset :]
+                self._offset = 0
+            chunks.appendleft(data)
             self.buffered += len(data)
 
     def take(self, size: int = -1) -> bytes | None:
