@@ -61,6 +61,7 @@ from rnsfast.wire.packet import (
     DATA,
     LINK,
     MTU,
+    PROOF,
     link_mdu,
     make_raw,
 )
@@ -370,7 +371,7 @@ class Link:
             self.rx_bytes += len(raw) - 19
             if kind == DATA and context == CTX_CHANNEL:
                 messages.append(raw)
-            elif kind and context != CTX_LRPROOF and context != CTX_RESOURCE_PRF:
+            elif kind == PROOF and context != CTX_LRPROOF and context != CTX_RESOURCE_PRF:
                 proofs.append(raw)
             else:
                 if messages:
