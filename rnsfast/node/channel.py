@@ -83,16 +83,24 @@ class Channel(Waitable):
             self._reactor.engine.touched.add(self._engine)
 
     def _deliver(self) -> None:
-        """On the link's strand: everything there is, in order."""
+        """On the link's strand: everything there is, in order, as long as there are handlers."""
+        done: list[tuple[int, bytes]] = []
+        batch: list[tuple[int, bytes]] = []
         while True:
-            with self._lock:
+            with self._reactor.turn:
+                self._engine.messages_consumed(done)
+                if len(done) < len(batch):  # the last handler has gone: the rest is kept, for `receive` or the next one
+                    self._inbox.extendleft(reversed(batch[len(done) :]))
+                    self._reactor.engine.touched.add(self._engine)
                 if not self._handlers or not self._inbox:
                     return
-                batch = list(self._inbox)
+                batch, done = list(self._inbox), []
                 self._inbox.clear()
-                self._engine.messages_consumed(batch)
-            for number, payload in batch:
-                message = self._unpack(number, payload)
+            for item in batch:
+                if not self._handlers:
+                    break
+                done.append(item)
+                message = self._unpack(*item)
                 if message is not None:
                     self._offer(message)
 
@@ -109,8 +117,8 @@ class Channel(Waitable):
         cls = self._types.get(number)
         problem, error = Drop.CHANNEL_TYPE, "nobody registered that type"
         if cls is not None:
-            message = cls()
             try:
+                message = cls()
                 message.unpack(payload)
                 return message
             except Exception as exception:
@@ -217,24 +225,20 @@ class Channel(Waitable):
         engine, last = self._engine, tickets[-1]
         if timeout is None or timeout > 0:
             self._reactor.check_may_block()
-        with self._reactor.turn as now:
-            if engine.closed:
-                raise self._closed()
-            if engine.send_many(tickets, now):
-                return tickets
-            if timeout is not None and timeout <= 0:
-                unsent = sum([engine.cancel(ticket) for ticket in tickets])
-                raise ChannelFull(f"the window of link {self._link} is full, {_count(unsent)} not sent", unsent)
-        waiter = Waitable(self._lock)
+        unsent = 0
         try:
+            with self._reactor.turn as now:
+                if engine.closed:
+                    raise self._closed()
+                if engine.send_many(tickets, now):
+                    return tickets
+                last.owner = waiter = Waitable(self._lock)
             with self._lock:
-                last.owner = waiter
                 waiter.wait_for(lambda: last.sent or engine.closed, timeout)
         finally:
-            with self._reactor.turn as now:
-                last.owner = None
-                unsent = sum([engine.cancel(ticket) for ticket in tickets])
-                engine.pump(now)
+            last.owner = None
+            if not last.sent:
+                unsent = self._withdraw(tickets)
         if not unsent:
             return tickets
         if engine.closed:
@@ -242,6 +246,44 @@ class Channel(Waitable):
         raise ChannelFull(
             f"the window of link {self._link} stayed full for {timeout} s, {_count(unsent)} not sent", unsent
         )
+
+    def _withdraw(self, tickets: list[Ticket]) -> int:
+        """Take back what has not been sent; returns how many that are. Room that was kept for it goes to the next."""
+        with self._reactor.turn as now:
+            unsent = sum([self._engine.cancel(ticket) for ticket in tickets])
+            self._engine.pump(now)
+            return unsent
+
+    def _defer(self, message: Message, ring: Callable[[], None]) -> Ticket:
+        """The first half of a send that can be given up until its last moment: `ring` is called when there is room.
+
+        If the ticket is not sent, `_claim` must follow, or `_withdraw`. Raises as `send`.
+        """
+        ticket = self._ticket(message)
+        with self._reactor.turn as now:
+            if self._engine.closed:
+                raise self._closed()
+            if not self._engine.send(ticket, now):
+                ticket.deferred = True
+                self._watch(ticket, ring)
+        return ticket
+
+    def _claim(self, ticket: Ticket, ring: Callable[[], None]) -> bool:
+        """The second half, after `ring`. False: the room was gone again, wait for the next `ring`."""
+        with self._reactor.turn as now:
+            if self._engine.closed:
+                raise self._closed()
+            if self._engine.claim(ticket, now):
+                ticket.owner = None
+                return True
+            if not ticket.granted:
+                self._watch(ticket, ring)
+            return False
+
+    def _watch(self, ticket: Ticket, ring: Callable[[], None]) -> None:
+        """Under the lock."""
+        ticket.owner = waiter = Waitable(self._lock)
+        waiter.watch(ring)
 
     def _ticket(self, message: Message) -> Ticket:
         number, payload = type_of(message), message.pack()

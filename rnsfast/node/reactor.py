@@ -60,7 +60,7 @@ class Turn:
         return monotonic()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._reactor.finish_turn(tell=self._tell)
+        self._reactor.finish_turn(tell=self._tell or kind is not None)
 
 
 class Reactor:
