@@ -12,6 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from rnsfast.crypto.hashes import PIECE, update_long
+from rnsfast.engine.roundtrip import RoundTrip
 from rnsfast.engine.streams import ReceiveStream, SendStream
 from rnsfast.engine.window import TRIES, Window, timeout
 from rnsfast.wire.channel import ACCEPTANCE_SPAN, ENVELOPE_SIZE, channel_mdu, pack_envelope, pack_header
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 PATIENCE: Final = 1.0  # seconds, floor of a counted timeout: five tries last at least 5 s (protocol 05, 5.3)
 FAST_AFTER: Final = 3  # later messages proved before one is taken for lost; local
-FAST_FLOOR: Final = 0.010  # seconds; a fast retransmission waits one round trip, at least this
+FAST_TRIES: Final = 3  # fast retransmissions within one counted try, each waiting twice as long as the one before
 BACKLOG: Final = 64 * 1024 * 1024  # bytes delivered and not consumed; beyond, packets are dropped unproved
 UNOPENED: Final = 1024 * 1024  # bytes kept for stream ids nobody reads yet; beyond, the stream is cut off
 UNOPENED_STREAMS: Final = 64  # stream ids nobody reads yet; beyond, data is dropped and counted
@@ -38,17 +39,18 @@ _STREAM_HIGH: Final = STREAM_TYPE >> 8
 class Envelope:
     """One message in the ring: transmitted, not proved."""
 
-    __slots__ = ("fast", "hashes", "order", "plain", "sent_at", "sequence", "source", "timeout", "tries")
+    __slots__ = ("fast", "first_at", "hashes", "order", "plain", "sent_at", "sequence", "source", "timeout", "tries")
 
     def __init__(self, sequence: int, plain: bytes, source: Ticket | SendStream) -> None:
         self.sequence = sequence
         self.plain = plain  # the same bytes in every transmission, sealed anew each time
         self.source = source  # what is told of the proof
         self.tries = 1
-        self.fast = False  # a fast retransmission of this try was made
+        self.fast = 0  # fast retransmissions of this try
         self.hashes: list[bytes] = []  # of all copies: a proof of any of them counts
         self.order = 0  # transmissions are numbered along the channel
-        self.sent_at = 0.0
+        self.first_at = 0.0  # the first copy was sent
+        self.sent_at = 0.0  # the last one
         self.timeout = 0.0  # seconds after sent_at
 
 
@@ -95,6 +97,7 @@ class Channel:
         self._unopened_bytes = 0
         self._order = 0  # number of the last transmission
         self._proved_order = 0  # highest one proved
+        self._round_trip = RoundTrip(link.rtt)
         self._timed_for = 0  # every timeout in the ring was computed for at least this length
         self._rtt = link.rtt  # the timeouts were computed with this
         self._head = b"\x0c\x00" + link.link_id + bytes((CTX_CHANNEL,))
@@ -243,6 +246,8 @@ class Channel:
             else:
                 update_long(digest, token)
             packet_hash = digest.digest()
+            if not envelope.hashes:
+                envelope.first_at = now
             envelope.hashes.append(packet_hash)
             outstanding[packet_hash] = envelope
             order += 1
@@ -283,7 +288,8 @@ class Channel:
                 continue
             for packet_hash in envelope.hashes:
                 outstanding.pop(packet_hash, None)
-            highest = max(highest, envelope.order)
+            if envelope.order > highest and (len(envelope.hashes) == 1 or self._is_of_last_copy(envelope, now)):
+                highest = envelope.order
             window.delivered(rtt)
             source = envelope.source
             if isinstance(source, SendStream):
@@ -295,18 +301,30 @@ class Channel:
                 touched.add(source)
         self._proved_order = highest
         touched.add(self)
-        if ring and next(iter(ring.values())).order + FAST_AFTER <= highest:
-            self._repair(now)
+        if len(envelopes[0].hashes) == 1:
+            self._round_trip.measured(now - envelopes[0].sent_at)
+        if ring:
+            oldest = next(iter(ring.values()))
+            if oldest.fast or oldest.order + FAST_AFTER <= highest:
+                self._repair(now)
+
+    def _is_of_last_copy(self, envelope: Envelope, now: float) -> bool:
+        """Whether a proof of something repeated is that of the repeat. If it is too soon for that, so was the repeat."""
+        if now - envelope.sent_at >= self._round_trip.mean / 2:
+            return True
+        self._round_trip.measured(now - envelope.first_at)
+        return False
 
     def _repair(self, now: float) -> float:
-        """Repeat what later proofs show to be lost, once a try and uncounted. Returns when to look again."""
-        wait = max(self.link.rtt, FAST_FLOOR)
+        """Repeat what later proofs show to be lost, uncounted. Returns when to look again."""
+        wait = max(self.link.rtt, self._round_trip.patience)
         again = inf
         lost: list[Envelope] = []
         for envelope in self.ring.values():
-            if envelope.fast or envelope.order + FAST_AFTER > self._proved_order:
+            fast = envelope.fast
+            if fast >= FAST_TRIES or (not fast and envelope.order + FAST_AFTER > self._proved_order):
                 continue
-            due = envelope.sent_at + wait
+            due = envelope.sent_at + wait * (1 << fast)
             if now >= due:
                 lost.append(envelope)
             else:
@@ -315,7 +333,9 @@ class Channel:
             self.retransmissions += len(lost)
             self._transmit(lost, now)
             for envelope in lost:
-                envelope.fast = True
+                envelope.fast += 1
+                if envelope.fast < FAST_TRIES:
+                    again = min(again, now + wait * (1 << envelope.fast))
         if again < self.armed:
             self.link.engine.timers.arm(self, again)
         return again
@@ -328,7 +348,7 @@ class Channel:
             return False
         envelope.tries += 1
         envelope.timeout = 0.0
-        envelope.fast = False
+        envelope.fast = 0
         self.window.timed_out()
         self.retransmissions += 1
         self._transmit([envelope], now)

@@ -120,7 +120,7 @@ class Link:
         self.last_inbound = self.last_outbound = self.last_data = self.last_proof = 0.0
         self.last_keepalive = 0.0
         self.tx_packets = self.rx_packets = self.tx_bytes = self.rx_bytes = 0
-        #: Packet hash of everything that waits for a proof. Channel envelopes: at most 48, ten copies each.
+        #: Packet hash of everything that waits for a proof. Channel envelopes: at most 48, twenty copies each.
         #: Receipts: at most receipts.LIMIT, oldest culled.
         self.outstanding: dict[bytes, Envelope | Receipt] = {}
         self.pending_requests: dict[bytes, PendingRequest] = {}  # by request id; at most PENDING_LIMIT

@@ -12,6 +12,7 @@ import pytest
 from rnsfast.engine.channel import REFILL, Channel, Ticket
 from rnsfast.engine.link import Link
 from rnsfast.engine.linkstate import Reason, State
+from rnsfast.engine.roundtrip import RoundTrip
 from rnsfast.engine.streams import ReceiveStream, SendStream
 from rnsfast.wire.drop import Drop
 from rnsfast.wire.packet import CTX_CHANNEL, CTX_LINKCLOSE, CTX_NONE
@@ -412,3 +413,36 @@ def test_a_proof_flood_and_forged_proofs_change_nothing() -> None:
     assert (channel.window.size, source.last_proof) == before and not ticket.delivered and len(channel.ring) == 1
     source.engine.receive(source.port, [proof] * 500, net.now)
     assert ticket.delivered and channel.window.size == before[0] + 1 and not source.outstanding
+
+
+@pytest.mark.parametrize("jitter", [0.1, 0.5, 2.0])
+def test_packets_that_overtake_each_other_are_not_taken_for_lost(jitter: float) -> None:
+    net, source, sink, data, proofs = linked(26)
+    data.jitter = proofs.jitter = RTT * jitter
+    transfer = Transfer(net, source, sink, noise("jitter", 300_000))
+    run(net, [transfer], 60)
+    messages = 300_000 // 423
+    assert transfer.sender.retransmissions < messages * 0.02
+
+
+def test_losing_the_repeat_as_well_does_not_cost_a_second() -> None:
+    net, source, sink, data, proofs = linked(27)
+    data.loss = proofs.loss = 0.05
+    transfer = Transfer(net, source, sink, noise("twice", 400_000))
+    seconds = run(net, [transfer], 60)
+    gaps = [b - a for a, b in zip(transfer.arrivals, transfer.arrivals[1:], strict=False)]
+    assert max(gaps) < 0.5 and seconds < 5 and transfer.sender.window.size == 48
+    assert transfer.sender.retransmissions < 400_000 // 423 * 0.25
+
+
+def test_the_wait_for_a_proof_follows_what_proofs_take() -> None:
+    trip = RoundTrip(0.001)
+    for _ in range(100):
+        trip.measured(0.200)
+    assert trip.patience == pytest.approx(0.250, rel=0.01)
+    for n in range(100):
+        trip.measured(0.150 if n & 1 else 0.250)
+    assert 0.300 < trip.patience < 0.500
+    idle = RoundTrip(0.0)
+    idle.measured(0.0)
+    assert idle.patience == 0.010
