@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +14,7 @@ from rnsfast.engine.events import PacketArrived
 from rnsfast.errors import MessageTooLarge
 from rnsfast.node.dispatch import Strand
 from rnsfast.node.link import Link, Receipt
+from rnsfast.node.mailbox import Mailbox
 from rnsfast.node.storage import load_ring, save_ring
 from rnsfast.wire.drop import Drop
 from rnsfast.wire.packet import ENCRYPTED_MDU, GROUP, PLAIN, PLAIN_MDU, SINGLE
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HELD_PACKETS: Final = 64  # packets kept until a handler is set; later ones are dropped and counted
 GROUP_MDU: Final = (PLAIN_MDU - 48) // 16 * 16 - 1  # 415
 PROOF_STRATEGIES: Final = {"none": ProofStrategy.NONE, "app": ProofStrategy.APP, "all": ProofStrategy.ALL}
 MDU: Final = {SINGLE: ENCRYPTED_MDU, GROUP: GROUP_MDU, PLAIN: PLAIN_MDU}
@@ -38,7 +37,7 @@ class Inbox:
         self._destination = destination
         self._strand = Strand()
         self._handlers: dict[str, Callable[..., Any]] = {}
-        self._held: deque[PacketArrived] = deque()  # at most HELD_PACKETS
+        self._packets = Mailbox(self._reactor, self._strand, self._offer)
         self._ring_path: Path | None = None
         destination.owner = self
 
@@ -66,13 +65,11 @@ class Inbox:
         with self._reactor.turn:
             self._handlers["link"] = handler
 
-    def on_packet(self, handler: Callable[[bytes, PacketArrived], Any] | Callable[[bytes], Any]) -> None:
+    def on_packet(self, handler: Callable[[bytes], Any]) -> None:
         """Have `handler(data)` called for each packet that comes to this destination outside links."""
         with self._reactor.turn:
             self._handlers["packet"] = handler
-            while self._held:
-                event = self._held.popleft()
-                self._reactor.enqueue(self._strand, lambda e=event: self._offer(e))  # type: ignore[misc]
+            self._packets.open()
 
     @property
     def accepts_links(self) -> bool:
@@ -153,21 +150,18 @@ class Inbox:
 
     def _packet(self, event: PacketArrived) -> None:
         """Under the lock, from the engine."""
-        self._reactor.enqueue(self._strand, lambda: self._offer(event))
+        if not self._packets.put(event, len(event.data)):
+            event.port.drops[Drop.PACKET_NO_HANDLER] += 1
 
     def _offer(self, event: PacketArrived) -> None:
-        with self._reactor.lock:
-            handler = self._handlers.get("packet")
-            if handler is None:
-                if len(self._held) < HELD_PACKETS:
-                    self._held.append(event)
-                else:
-                    event.port.drops[Drop.PACKET_NO_HANDLER] += 1
-                return
+        """On the strand."""
+        self._prove_if_wanted(event)
+        self._handlers["packet"](event.data)
+
+    def _prove_if_wanted(self, event: PacketArrived) -> None:
         if self._node._wants_proof(self._destination, event.data):
             with self._reactor.turn:
                 self._reactor.engine.prove(self._destination, event.packet_hash, event.port)
-        handler(event.data)
 
     def _link(self, link: Link) -> None:
         """Under the lock, from the engine: the first call on the link's strand, so everything waits for it."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from rnsfast.crypto.identity import Identity
 from rnsfast.engine.link import Link as EngineLink
@@ -15,14 +14,13 @@ from rnsfast.engine.streams import SEND_BUFFER, SendStream
 from rnsfast.errors import LinkClosed, MessageTooLarge
 from rnsfast.node.channel import Channel
 from rnsfast.node.dispatch import Strand
+from rnsfast.node.mailbox import Mailbox
 from rnsfast.node.streams import Compression, StreamReader, StreamWriter
 from rnsfast.node.waiting import Waitable
 from rnsfast.wire.drop import Drop
 
 if TYPE_CHECKING:
     from rnsfast.node.node import Node
-
-HELD_PACKETS: Final = 64  # packets kept until a handler is set; later ones are dropped and counted
 
 
 class Receipt(Waitable):
@@ -60,7 +58,7 @@ class Link(Waitable):
     As a context manager it is closed at the end of the block.
     """
 
-    __slots__ = ("_channel", "_engine", "_handlers", "_held", "_node", "_reactor", "_strand")
+    __slots__ = ("_channel", "_engine", "_handlers", "_node", "_packets", "_reactor", "_strand")
 
     def __init__(self, node: Node, engine: EngineLink) -> None:
         super().__init__(node._reactor.lock)
@@ -70,7 +68,7 @@ class Link(Waitable):
         self._strand = Strand()
         self._channel: Channel | None = None
         self._handlers: dict[str, Callable[..., Any]] = {}
-        self._held: deque[tuple[bytes, bytes]] = deque()  # at most HELD_PACKETS
+        self._packets = Mailbox(self._reactor, self._strand, self._offer)
         engine.owner = self
 
     # ------------------------------------------------------------------ what it is
@@ -153,29 +151,23 @@ class Link(Waitable):
         """
         with self._reactor.turn:
             self._handlers["packet"] = handler
-            while self._held:
-                data, packet_hash = self._held.popleft()
-                self._reactor.enqueue(self._strand, lambda d=data, h=packet_hash: self._offer(d, h))  # type: ignore[misc]
+            self._packets.open()
 
     def _data(self, data: bytes, packet_hash: bytes) -> None:
         """Under the lock, from the engine."""
-        self._reactor.enqueue(self._strand, lambda: self._offer(data, packet_hash))
+        if not self._packets.put((data, packet_hash), len(data)):
+            self._engine.port.drops[Drop.PACKET_NO_HANDLER] += 1
 
-    def _offer(self, data: bytes, packet_hash: bytes) -> None:
+    def _offer(self, item: tuple[bytes, bytes]) -> None:
         """On the link's strand, so after the established handler has returned."""
-        with self._lock:
-            handler = self._handlers.get("packet")
-            if handler is None:
-                if len(self._held) < HELD_PACKETS:
-                    self._held.append((data, packet_hash))
-                else:
-                    self._engine.port.drops[Drop.PACKET_NO_HANDLER] += 1
-                return
+        self._prove_if_wanted(*item)
+        self._handlers["packet"](item[0])
+
+    def _prove_if_wanted(self, data: bytes, packet_hash: bytes) -> None:
         if self._node._wants_proof(self._engine.destination, data):
             with self._reactor.turn as now:
                 self._engine.prove([packet_hash])
                 self._reactor.engine.settle_now(now)
-        handler(data)
 
     # ------------------------------------------------------------------ channel and streams
 
@@ -204,6 +196,8 @@ class Link(Waitable):
 
         Raises LinkClosed, ValueError. Protocol: 05, section 8.
         """
+        if buffer < 1:
+            raise ValueError(f"a writer's buffer has at least one byte, not {buffer}")
         channel = self.channel._engine
         stream = SendStream(stream_id, buffer)
         if channel.closed:

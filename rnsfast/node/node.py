@@ -487,7 +487,11 @@ class Node:
         if destination.proofs is not ProofStrategy.APP or destination.owner is None:
             return False
         decide = destination.owner._handlers.get("proof")
-        return decide is not None and bool(decide(data))
+        try:
+            return decide is not None and bool(decide(data))
+        except Exception:  # the packet is handed over all the same
+            log.exception("the proof decision of %r raised; not proved", destination)
+            return False
 
     # ------------------------------------------------------------------ looking
 

@@ -118,9 +118,12 @@ class StreamWriter(io.RawIOBase):
         self._reactor.check_may_block()
         stream = self._stream
         with self._reactor.lock:
-            self._waiter.wait_for(lambda: stream.buffered <= stream.low or self._channel.closed, timeout)
+            self._waiter.wait_for(self._is_writable, timeout)
             self._check()
             return stream.buffered <= stream.low
+
+    def _is_writable(self) -> bool:
+        return self._stream.buffered <= self._stream.low or self._finished or self._channel.closed
 
     def write(self, data: Any, /) -> int:
         """Accept all of `data` (bytes-like), waiting while the buffer is full. Returns its length in bytes."""
@@ -136,7 +139,7 @@ class StreamWriter(io.RawIOBase):
         with self._reactor.lock:
             self._check()
             if not self._stream.room:
-                self._wait(lambda: self._stream.buffered <= self._stream.low)
+                self._wait(self._is_writable)
             room = self._stream.room
         return self._put(view, room)
 
@@ -153,7 +156,7 @@ class StreamWriter(io.RawIOBase):
 
     def _wait(self, done: Any) -> None:
         """Under the lock: wait for `done()` or the end of the link. TimeoutError after `timeout`."""
-        if not self._waiter.wait_for(lambda: done() or self._stream.broken or self._channel.closed, self.timeout):
+        if not self._waiter.wait_for(lambda: done() or self._finished or self._channel.closed, self.timeout):
             raise TimeoutError(f"stream {self.stream_id} made no progress for {self.timeout} s")
         self._check()
 
@@ -199,11 +202,12 @@ class StreamWriter(io.RawIOBase):
         if self._finished or self.closed:
             super().close()
             return
-        self.finish()
         try:
+            self.finish()
             if not self.wait_delivered(self.timeout):
                 raise TimeoutError(f"the end of stream {self.stream_id} was not proved within {self.timeout} s")
         finally:
+            self._finished = True
             super().close()
 
     def finish(self) -> None:
@@ -215,10 +219,13 @@ class StreamWriter(io.RawIOBase):
             self._channel.feed(self._stream, now)
 
     def abort(self) -> None:
-        """Give the stream up: what is buffered is thrown away and no end of file is sent. Idempotent, never waits."""
+        """Give the stream up: what is buffered is thrown away and no end of file is sent. Idempotent, never waits.
+
+        The peer's reader learns of it when the link is closed. A call that waits in another thread raises ValueError.
+        """
         with self._reactor.turn:
             self._finished = True
-            self._stream.clear()
+            self._channel.abandon(self._stream)
         super().close()
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
@@ -273,12 +280,10 @@ class StreamReader(io.RawIOBase):
             raise ValueError(f"stream {self.stream_id} is closed for reading")
         self._reactor.check_may_block()
         with self._reactor.lock:
-            data = self._take(size)
-            if data is None:
+            while (data := self._take(size)) is None:
                 if not self._waiter.wait_for(self._has_news, self.timeout):
                     raise TimeoutError(f"nothing arrived on stream {self.stream_id} for {self.timeout} s")
-                data = self._take(size)
-        return data or b""
+        return data
 
     def _has_news(self) -> bool:
         stream = self._stream
@@ -295,11 +300,22 @@ class StreamReader(io.RawIOBase):
         return data
 
     def readall(self) -> bytes:
-        """Everything up to the end of the stream."""
+        """Everything up to the end of the stream. If that does not come, what has arrived can still be read."""
         parts: list[bytes] = []
-        while part := self._read_some(-1):
-            parts.append(part)
+        try:
+            while part := self._read_some(-1):
+                parts.append(part)
+        except BaseException:
+            with self._reactor.turn:
+                self._put_back(b"".join(parts))
+            raise
         return b"".join(parts)
+
+    def _put_back(self, data: bytes) -> None:
+        """Under the lock."""
+        if not self.closed:
+            self._stream.put_back(data)
+            self._channel.consumed(-len(data))
 
     def read_available(self) -> bytes | None:
         """What is there now; None if there is nothing yet, b"" at the end. Never waits."""

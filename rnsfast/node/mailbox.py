@@ -1,0 +1,74 @@
+"""Packets on their way to the application: in order, bounded, kept until somebody wants them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from rnsfast.node.dispatch import Strand
+from rnsfast.node.waiting import Waitable
+
+if TYPE_CHECKING:
+    from rnsfast.node.reactor import Reactor
+
+HELD_PACKETS: Final = 64  # kept until a handler is set; later ones are dropped and counted
+BACKLOG: Final = 64 * 1024 * 1024  # bytes waiting for a handler that is busy; beyond, packets are dropped and counted
+COST: Final = 64  # bytes each counts for beside its data
+
+
+class Mailbox(Waitable):
+    """What has arrived and has not been handed over. `offer(item)` is called on the strand once `open` was."""
+
+    __slots__ = ("_items", "_offer", "_open", "_pulled", "_reactor", "_size", "_strand")
+
+    def __init__(self, reactor: Reactor, strand: Strand, offer: Callable[[Any], None]) -> None:
+        super().__init__(reactor.lock)
+        self._reactor, self._strand, self._offer = reactor, strand, offer
+        self._items: deque[tuple[Any, int]] = deque()  # see `put`
+        self._size = 0
+        self._open = self._pulled = False
+
+    @property
+    def owner(self) -> Mailbox:
+        """Itself, so that the engine's `touched` can hold it."""
+        return self
+
+    def put(self, item: Any, size: int) -> bool:
+        """Something has arrived. False if there is no room for it. Under the lock."""
+        if len(self._items) >= HELD_PACKETS and not (self._open or self._pulled):
+            return False
+        if self._size + size > BACKLOG:
+            return False
+        self._items.append((item, size + COST))
+        self._size += size + COST
+        if self._open:
+            self._reactor.enqueue(self._strand, self._deliver)
+        else:
+            self._reactor.engine.touched.add(self)
+        return True
+
+    def open(self) -> None:
+        """From now on everything is offered, first of all what has been kept. Under the lock."""
+        self._open = True
+        for _ in self._items:
+            self._reactor.enqueue(self._strand, self._deliver)
+
+    def pull(self) -> None:
+        """From now on somebody calls `take`, who is told by `watch`. Under the lock."""
+        self._pulled, self._open = True, False
+
+    def take(self) -> Any | None:
+        """The oldest, None if there is none. Under the lock."""
+        if not self._items:
+            return None
+        item, size = self._items.popleft()
+        self._size -= size
+        return item
+
+    def _deliver(self) -> None:
+        """On the strand: one call for each item, whichever it is."""
+        with self._lock:
+            item = self.take() if self._open else None
+        if item is not None:
+            self._offer(item)
