@@ -228,7 +228,6 @@ class Reactor:
 
     def start(self) -> None:
         """Begin to poll."""
-        keep_heap()
         self._thread.start()
 
     def stop(self, timeout: float) -> None:
@@ -240,6 +239,7 @@ class Reactor:
         self._poller.close()
 
     def _run(self) -> None:
+        keep_heap()
         wait, callbacks = self._poller.wait, self._callbacks
         while not self._stopping:
             timeout = self._sleep_until_due()

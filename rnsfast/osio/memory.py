@@ -17,7 +17,7 @@ PIECE: Final = 65536  # bytes; small enough to come from the heap
 
 
 def keep_heap() -> None:
-    """Once at start. Harmless when repeated."""
+    """Once at start, on the thread that moves packets: each thread has a heap of its own. Harmless when repeated."""
     block = bytearray(BLOCK)  # zero pages, not touched
     del block
     pieces = [b"\x01" * PIECE for _ in range(WARM // PIECE)]
