@@ -362,6 +362,9 @@ class Link:
 
     def receive(self, packets: list[bytes], now: float) -> None:
         """Take one batch of packets of this link, all from its interface. Order is kept within each kind."""
+        if self._key is None:  # closed by something earlier in the batch
+            self.port.drops[Drop.NO_SUCH_LINK] += len(packets)
+            return
         messages: list[bytes] = []
         proofs: list[bytes] = []
         self.rx_packets += len(packets)
@@ -455,6 +458,9 @@ class Link:
                 envelopes.append(waiting)
             else:
                 waiting.conclude(Status.DELIVERED, now)
+        if self.state is State.STALE and any(settlement.valid):
+            self.apply(Cause.HEARD, now)
+            self.arm(self._next_check())
         if self.channel is not None:
             if envelopes:
                 self.channel.proved(envelopes, now)
