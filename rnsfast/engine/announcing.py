@@ -113,8 +113,8 @@ class Announcing:
                 self._learn_ratchet(destination.hash, ratchet, unix_time)
         # Peers ignore a second announce with the same whole second, so quick ones count on.
         emission = int(unix_time)
-        if emission <= destination.last_emission < emission + EMISSION_LEAD:
-            emission = destination.last_emission + 1
+        if emission <= destination.last_emission <= emission + EMISSION_LEAD:
+            emission = min(destination.last_emission + 1, emission + EMISSION_LEAD)
         destination.last_emission = emission
         announce = Announce(
             destination.hash,
