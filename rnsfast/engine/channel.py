@@ -309,7 +309,7 @@ class Channel:
                 self._repair(now)
 
     def _is_of_last_copy(self, envelope: Envelope, now: float) -> bool:
-        """Whether a proof of something repeated is that of the repeat. If it is too soon for that, so was the repeat."""
+        """Whether a proof of something repeated is that of the repeat. If it is too soon for it, so was the repeat."""
         if now - envelope.sent_at >= self._round_trip.mean / 2:
             return True
         self._round_trip.measured(now - envelope.first_at)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rnsfast.crypto.identity import Identity
+from rnsfast.engine.announcing import EMISSION_LEAD
 from rnsfast.engine.destination import Destination, Direction, RatchetRing
 from rnsfast.engine.engine import Engine
 from rnsfast.engine.known import KNOWN_LIMIT, PATH_LIMIT, Known, KnownTable, Path, PathTable
@@ -184,6 +185,13 @@ def test_two_announces_in_a_second_have_two_emission_times() -> None:
         engine.announcing.announce(own, None, NOW)
     times = [emission_time(parse_announce(parse_packet(raw)).random_blob) for raw in sent(port)]  # type: ignore[union-attr,arg-type]
     assert times == [int(START), int(START) + 1, int(START) + 2]
+    for _ in range(100):
+        engine.announcing.announce(own, None, NOW)
+    times = [emission_time(parse_announce(parse_packet(raw)).random_blob) for raw in sent(port)]  # type: ignore[union-attr,arg-type]
+    assert times == sorted(times) and times[-1] == int(START) + EMISSION_LEAD  # the clock catches up with them
+    own.last_emission += 86400  # the clock was set back
+    engine.announcing.announce(own, None, NOW)
+    assert own.last_emission == int(START)
 
 
 # ---------------------------------------------------------------------- path requests

@@ -57,6 +57,21 @@ def test_ten_thousand_half_open_links() -> None:
     assert len(node.engine.timers) <= SLACK + 1 and not any(node.engine._half_open.values())
 
 
+def test_packets_of_a_link_that_gave_way_in_the_same_batch_harm_nobody() -> None:
+    net = VirtualNet(seed=5)
+    node = net.node("n")
+    destination, port = node.inbound("inbox"), node.port("p")
+    node.engine.receive(port, [request(destination.hash, n) for n in range(HALF_OPEN_LIMIT)], net.now)
+    oldest = next(iter(node.engine.links.values()))
+    plain = pack_envelope(1, 0, b"x")
+    mine = [make_raw(0x0C, oldest.link_id, context, oldest.key.seal(plain)) for context in (CTX_CHANNEL, CTX_NONE)]
+    proof = make_raw(0x0F, oldest.link_id, 0, bytes(96))
+    batch = [*mine, proof, request(destination.hash, 99_999)]
+    node.engine.receive(port, batch, net.now + HALF_OPEN_PATIENCE)
+    assert oldest.state is State.CLOSED and port.drops[Drop.NO_SUCH_LINK] == 3
+    assert len(node.engine.links) == HALF_OPEN_LIMIT and not node.recorder.events
+
+
 def test_an_established_link_leaves_the_half_open_ones() -> None:
     net = VirtualNet(seed=6)
     _, peer, _, _ = net.linked()

@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 
+from rnsfast.crypto.ed25519 import SigningKey
 from rnsfast.engine.link import PING, PONG
 from rnsfast.engine.linkstate import (
     GRACE_RTT_FACTOR,
@@ -19,6 +20,7 @@ from rnsfast.engine.linkstate import (
 )
 from rnsfast.wire.handshake import build_rtt
 from rnsfast.wire.packet import CTX_CHANNEL, CTX_KEEPALIVE, CTX_LINKCLOSE, CTX_LRRTT, CTX_NONE, make_raw
+from rnsfast.wire.proof import link_proof_packet
 from tests.engine.support import LINK_ID, NOW, make_link, sealed, sent
 from tests.vectors_support import Case, by_name, vectors
 from tests.virtualnet import VirtualNet
@@ -157,6 +159,28 @@ def test_stale_comes_back_with_an_authentic_packet_only() -> None:
     link.engine.run_timers(NOW + 21.9)
     assert link.state is State.ACTIVE and not sent(port)
     link.engine.run_timers(NOW + 22)
+    assert link.state is State.STALE
+
+
+def test_a_proof_revives_a_stale_link() -> None:
+    """Whoever proves a packet has the key of the peer: closing such a link would be a mistake."""
+    key = SigningKey(b"p" * 32)
+    link, _, port = make_link(rtt=0.01, peer=key)
+    link.arm(NOW)
+    link.keepalive, link.stale_time = 5.0, 10.0
+    link.engine.run_timers(NOW + 10)
+    receipt = link.send_data(b"x", NOW + 10)
+    assert receipt is not None and link.state is State.STALE
+    forged = link_proof_packet(LINK_ID, receipt.packet_hash, bytes(64))
+    link.engine.receive(port, [forged], NOW + 10.1)
+    assert link.state is State.STALE
+    link.engine.receive(
+        port, [link_proof_packet(LINK_ID, receipt.packet_hash, key.sign(receipt.packet_hash))], NOW + 10.2
+    )
+    assert link.state is State.ACTIVE
+    link.engine.run_timers(NOW + 20.1)
+    assert link.state is State.ACTIVE
+    link.engine.run_timers(NOW + 20.2)
     assert link.state is State.STALE
 
 
