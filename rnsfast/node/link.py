@@ -88,6 +88,10 @@ class Link(Waitable):
         """Established and not closed. Looks, never waits."""
         return self._engine.state in (State.ACTIVE, State.STALE)
 
+    def _is_decided(self) -> bool:
+        """Established, or closed. Under the lock."""
+        return self._engine.state not in (State.PENDING, State.HANDSHAKE)
+
     @property
     def state(self) -> State:
         """PENDING, HANDSHAKE, ACTIVE, STALE or CLOSED."""

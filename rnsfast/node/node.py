@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -16,6 +15,7 @@ from rnsfast.crypto.identity import Identity
 from rnsfast.engine.destination import Destination, Direction, ProofStrategy
 from rnsfast.engine.engine import Engine
 from rnsfast.engine.known import Known
+from rnsfast.engine.receipts import Status
 from rnsfast.errors import ConfigError, InterfaceError, LinkTimeout, NodeClosed, PathNotFound
 from rnsfast.interfaces import registry
 from rnsfast.interfaces.base import Interface
@@ -31,6 +31,7 @@ from rnsfast.node.destinations import Inbox, Outbox
 from rnsfast.node.dispatch import Dispatcher
 from rnsfast.node.link import Link
 from rnsfast.node.listener import AnnounceHandler, NodeListener
+from rnsfast.node.paths import PathSearch
 from rnsfast.node.reactor import Reactor
 from rnsfast.node.storage import Storage
 from rnsfast.wire.knowndest import KnownDestination
@@ -42,7 +43,6 @@ log = logging.getLogger(__name__)
 SAVE_INTERVAL: Final = 300.0  # seconds; what is learnt is on disk after this long at the latest
 STOP_PATIENCE: Final = 5.0  # seconds `stop` waits for each of its threads
 RETRY_INTERFACE: Final = 10.0  # seconds between attempts to open an interface whose address was not free
-ASK_AGAIN: Final = 5.0  # seconds after which `connect` repeats a path request that brought nothing
 
 _serial = 0
 
@@ -83,8 +83,9 @@ class Node:
         self._strict = strict
         self._given: list[Interface] = []
         self._storage: Storage | None = None
-        self._state_lock = threading.Lock()
-        self._state = "new"
+        self._state_changed = threading.Condition()
+        self._state = "new"  # then starting, running, stopping, stopped
+        self._live: Reactor | None = None  # what `_stop` has to end
         self._saver: Any = None
 
     @classmethod
@@ -101,16 +102,23 @@ class Node:
 
     def start(self) -> Node:
         """Read the configuration, open the interfaces and run. A stopped node can be started again."""
-        with self._state_lock:
+        with self._state_changed:
+            self._state_changed.wait_for(lambda: self._state not in ("starting", "stopping"))
             if self._state == "running":
                 return self
-            self._state = "running"
+            self._state = "starting"
         try:
             self._start()
         except BaseException:
-            self.stop()
+            self._stop()
             raise
+        self._enter("running")
         return self
+
+    def _enter(self, state: str) -> None:
+        with self._state_changed:
+            self._state = state
+            self._state_changed.notify_all()
 
     def _start(self) -> None:
         global _serial
@@ -121,14 +129,15 @@ class Node:
         transport_identity: Identity | None = None
         if self._configdir is not None:
             checked = self._read_config(self._configdir)
-            self._storage = Storage(self._configdir)
-            self._storage.open()
-            stored = self._storage.transport_identity()
+            storage = Storage(self._configdir)
+            storage.open()
+            self._storage = storage
+            stored = storage.transport_identity()
             transport_identity = stored if self.config.static_transport_identity else None
         self._dispatcher = Dispatcher(name)
-        self._reactor = Reactor(name, self._dispatcher)
-        self._listener = NodeListener(self, self._reactor)
-        self._reactor.engine = self._engine = Engine(
+        reactor = Reactor(name, self._dispatcher)
+        self._listener = NodeListener(self, reactor)
+        reactor.engine = self._engine = Engine(
             self._listener,
             monotonic(),
             unix_offset=time.time() - monotonic(),
@@ -136,7 +145,8 @@ class Node:
             link_mtu_discovery=self.config.link_mtu_discovery,
             implicit_proofs=self.config.use_implicit_proof,
         )
-        self._reactor.on_ports_changed = self._listener.port_changed
+        reactor.on_ports_changed = self._listener.port_changed
+        self._reactor = self._live = reactor
         if self._storage is not None:
             self._load(self._storage)
         self._reactor.start()
@@ -179,7 +189,7 @@ class Node:
 
     def _retry(self, interface: Interface, failed: FailedInterface) -> None:
         def attempt() -> None:
-            if self._state != "running" or failed not in self.failed:
+            if failed not in self.failed:
                 return
             try:
                 interface.start(self._reactor)
@@ -187,8 +197,9 @@ class Node:
                 failed.reason = str(error)  # said once; `status` has the latest
                 self._retry(interface, failed)
                 return
-            self.failed.remove(failed)
             self.interfaces.append(interface)
+            if failed in self.failed:
+                self.failed.remove(failed)
             log.info("%s: is up now", interface.name)
 
         self._reactor.call_at(monotonic() + RETRY_INTERFACE, attempt)
@@ -196,30 +207,57 @@ class Node:
     def stop(self) -> None:
         """Close the links, send what is queued, save, close the interfaces, end the threads. Idempotent.
 
-        May be called from anywhere, also from a callback. Waiting calls end with LinkClosed or NodeClosed.
+        May be called from anywhere, also from a callback. Waiting calls end with LinkClosed or NodeClosed. If a stop is
+        under way already, waits for its end, but not in a callback.
         """
-        with self._state_lock:
+        mine = self._is_own_thread()
+        with self._state_changed:
+            self._state_changed.wait_for(lambda: self._state != "starting" and (mine or self._state != "stopping"))
             if self._state != "running":
                 return
-            self._state = "stopped"
-        reactor = getattr(self, "_reactor", None)
-        if reactor is not None and reactor.engine is not None:
-            with reactor.turn as now:
-                for link in list(reactor.engine.links.values()):
-                    link.close(now, "the node was stopped")
-                self._listener.look_again()
-            for interface in self.interfaces:
-                interface.close()
-            for failed in list(self.failed):
-                self.failed.remove(failed)
-            reactor.stop(STOP_PATIENCE)
-            self._dispatcher.close(STOP_PATIENCE)
-        if self._storage is not None:
-            if reactor is not None and reactor.engine is not None:
+            self._state = "stopping"
+        self._stop()
+
+    def _is_own_thread(self) -> bool:
+        thread, reactor = threading.current_thread(), self._live
+        return reactor is not None and (reactor.is_mine(thread) or self._dispatcher.is_mine(thread))
+
+    def _stop(self) -> None:
+        reactor = self._live
+        try:
+            if reactor is not None:
+                self._end_links(reactor)
+                self._close_interfaces()
+                reactor.stop(STOP_PATIENCE)
+                self._end_links(reactor)  # what has come up meanwhile
+                self._close_interfaces()
+                self._dispatcher.close(STOP_PATIENCE)
                 self._save()
-            self._storage.close()
-            self._storage = None
-        self.interfaces = []
+        finally:
+            if self._storage is not None:
+                self._storage.close()
+                self._storage = None
+            self._live = None
+            self._enter("stopped")
+
+    def _end_links(self, reactor: Reactor) -> None:
+        """Nothing new begins, and everything that somebody may be waiting for comes to its end."""
+        with reactor.turn as now:
+            reactor.closed = True
+            for link in list(reactor.engine.links.values()):
+                link.close(now, "the node was stopped")
+            for receipt in list(reactor.engine.receipts.values()):
+                receipt.conclude(Status.FAILED, now)
+            self._listener.look_again()
+
+    def _close_interfaces(self) -> None:
+        self.failed.clear()  # nobody tries these any more
+        interfaces, self.interfaces = self.interfaces, []
+        for interface in interfaces:
+            try:
+                interface.close()
+            except Exception:
+                log.exception("%s: could not be closed cleanly", interface.name)
 
     def __enter__(self) -> Node:
         return self.start()
@@ -365,50 +403,20 @@ class Node:
         self._reactor.check_may_block()
         self._find_path(destination, None if timeout is None else monotonic() + timeout, fresh=True)
 
+    def _search(self, destination: bytes, end: float | None, *, fresh: bool = False) -> PathSearch:
+        return PathSearch(self._listener, self._reactor, destination, end, fresh=fresh)
+
     def _find_path(self, destination: bytes, end: float | None, *, fresh: bool = False) -> None:
         """Wait for a path that is usable and an identity that is known."""
-        started = monotonic()
-        waiter = self._listener.path_waiter(destination)
-        found_before = None if not fresh else self._path_mark(destination)
-
-        def found() -> bool:
-            if self._state != "running":
-                return True
-            if self._engine.paths.usable(destination) is None or self._engine.recall(destination, time.time()) is None:
-                return False
-            return not fresh or self._path_mark_locked(destination) != found_before
-
-        try:
+        reactor = self._reactor
+        with self._search(destination, end, fresh=fresh) as search:
             while True:
-                with self._reactor.turn as now:
-                    if found():
-                        break
-                    interfaces = self._reactor.port_generation
-                    self._engine.announcing.request_path(destination, now)
-                remaining = inf if end is None else end - monotonic()
-                with self._reactor.lock:
-                    waiter.wait_for(
-                        lambda seen=interfaces: found() or self._reactor.port_generation != seen,  # type: ignore[misc]
-                        min(ASK_AGAIN, remaining),
-                    )
-                    if found():
-                        break
-                if remaining <= ASK_AGAIN and monotonic() >= (end or inf):
-                    waited = monotonic() - started
-                    raise PathNotFound(
-                        f"no path to {destination.hex()} within {waited:.0f} s: nobody reachable has heard of it"
-                    )
-        finally:
-            self._listener.drop_path_waiter(destination, waiter)
-        self._check_running()
-
-    def _path_mark(self, destination: bytes) -> object:
-        with self._reactor.lock:
-            return self._path_mark_locked(destination)
-
-    def _path_mark_locked(self, destination: bytes) -> object:
-        path = self._engine.paths.usable(destination)
-        return None if path is None else path.packet_hash
+                with reactor.turn as now:
+                    if search.ask(now):
+                        return
+                patience = search.patience()
+                with reactor.lock:
+                    search.waiter.wait_for(search.has_news, patience)
 
     def connect(
         self,
@@ -455,25 +463,24 @@ class Node:
 
     def _try_connect(self, destination: bytes, app: str, aspects: tuple[str, ...], end: float | None) -> Link | None:
         """One link request. None if it was not answered in time."""
+        link = self._ask_for_link(destination, app, aspects)
+        try:
+            with self._reactor.lock:
+                link.wait_for(link._is_decided, None if end is None else end - monotonic())
+        finally:
+            if not link.is_active:
+                link.close()
+        self._check_running()
+        return link if link.is_active else None
+
+    def _ask_for_link(self, destination: bytes, app: str, aspects: tuple[str, ...]) -> Link:
+        """Send a link request; the link is pending, and its owner's to close."""
         identity = self._identity_of(destination)
         self._check_name(destination, identity, app, aspects)
         target = Destination(identity, Direction.OUT, SINGLE, app, *aspects)
         with self._reactor.turn as now:
-            engine = self._engine.open_link(target, now)
-            link = Link(self, engine)
-        try:
-            with self._reactor.lock:
-                remaining = None if end is None else end - monotonic()
-                link.wait_for(lambda: link.is_active or not engine.is_open, remaining)
-                active = link.is_active
-        except BaseException:
-            link.close()
-            raise
-        if active:
-            return link
-        link.close()
-        self._check_running()
-        return None
+            self._check_running()
+            return Link(self, self._engine.open_link(target, now))
 
     @staticmethod
     def _check_name(destination: bytes, identity: Identity | None, app: str, aspects: tuple[str, ...]) -> None:

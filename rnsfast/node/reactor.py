@@ -81,6 +81,7 @@ class Reactor:
         self._wake_at = 0.0  # the poller returns by then; 0 while the reactor is awake
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"{name}-reactor", daemon=True)
+        self.closed = False  # the node is stopping: nothing new is begun. Under the lock
         self.wakeups = 0
         self.port_generation = 0  # counts changes of interfaces
         self.on_ports_changed: Callable[[Port], None] = lambda port: None  # under the lock
@@ -127,6 +128,10 @@ class Reactor:
         """Have `call` made in the strand's order, without the lock. Under the lock."""
         if strand.append(call):
             self.ready.append(strand)
+
+    def is_mine(self, thread: threading.Thread) -> bool:
+        """Whether `thread` is the reactor's."""
+        return thread is self._thread
 
     def check_may_block(self) -> None:
         """RuntimeError on the reactor thread: whoever waits there waits for itself."""
