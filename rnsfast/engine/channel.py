@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rnsfast.crypto.hashes import PIECE, update_long
 from rnsfast.engine.roundtrip import RoundTrip
 from rnsfast.engine.streams import ReceiveStream, SendStream
-from rnsfast.engine.window import TRIES, Window, timeout
+from rnsfast.engine.window import BACKOFF, TRIES, Window, timeout
 from rnsfast.wire.channel import ACCEPTANCE_SPAN, ENVELOPE_SIZE, channel_mdu, pack_envelope, pack_header
 from rnsfast.wire.drop import Drop
 from rnsfast.wire.packet import CTX_CHANNEL
@@ -360,7 +360,7 @@ class Channel:
             return inf
         again = self._repair(now)
         for envelope in list(self.ring.values()):
-            due = envelope.sent_at + max(PATIENCE, envelope.timeout)
+            due = self._due(envelope)
             if now >= due:
                 if not self.link.is_sendable:
                     due = now + PATIENCE  # nothing can be sent: the try is not used up, the link's own timers decide
@@ -368,9 +368,14 @@ class Channel:
                     self.link.give_up(f"message {envelope.sequence} was not proved in {TRIES} tries", now)
                     return inf
                 else:
-                    due = envelope.sent_at + max(PATIENCE, envelope.timeout)
+                    due = self._due(envelope)
             again = min(again, due)
         return again
+
+    def _due(self, envelope: Envelope) -> float:
+        """When the current try counts as failed: never before proofs have had the time that they take at present."""
+        patience = self._round_trip.patience * BACKOFF ** (envelope.tries - 1)
+        return float(envelope.sent_at + max(PATIENCE, envelope.timeout, patience))
 
     def close(self) -> None:
         """The link is closed or the channel given up: nothing waits any more, streams are cut off."""
