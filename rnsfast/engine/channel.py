@@ -39,7 +39,9 @@ _STREAM_HIGH: Final = STREAM_TYPE >> 8
 class Envelope:
     """One message in the ring: transmitted, not proved."""
 
-    __slots__ = ("fast", "first_at", "hashes", "order", "plain", "sent_at", "sequence", "source", "timeout", "tries")
+    __slots__ = (
+        "fast", "first_at", "hashes", "order", "plain", "proved", "sent_at", "sequence", "source", "timeout", "tries",
+    )  # fmt: skip
 
     def __init__(self, sequence: int, plain: bytes, source: Ticket | SendStream) -> None:
         self.sequence = sequence
@@ -48,6 +50,7 @@ class Envelope:
         self.tries = 1
         self.fast = 0  # fast retransmissions of this try
         self.hashes: list[bytes] = []  # of all copies: a proof of any of them counts
+        self.proved = b""  # the hash of the copy whose proof came
         self.order = 0  # transmissions are numbered along the channel
         self.first_at = 0.0  # the first copy was sent
         self.sent_at = 0.0  # the last one
@@ -288,7 +291,7 @@ class Channel:
                 continue
             for packet_hash in envelope.hashes:
                 outstanding.pop(packet_hash, None)
-            if envelope.order > highest and (len(envelope.hashes) == 1 or self._is_of_last_copy(envelope, now)):
+            if envelope.order > highest and envelope.proved in (envelope.hashes[-1], b""):
                 highest = envelope.order
             window.delivered(rtt)
             source = envelope.source
@@ -301,19 +304,15 @@ class Channel:
                 touched.add(source)
         self._proved_order = highest
         touched.add(self)
-        if len(envelopes[0].hashes) == 1:
-            self._round_trip.measured(now - envelopes[0].sent_at)
+        first = envelopes[0]
+        if first.proved == first.hashes[0]:
+            self._round_trip.measured(now - first.first_at)
+        elif first.proved == first.hashes[-1]:
+            self._round_trip.measured(now - first.sent_at)
         if ring:
             oldest = next(iter(ring.values()))
             if oldest.fast or oldest.order + FAST_AFTER <= highest:
                 self._repair(now)
-
-    def _is_of_last_copy(self, envelope: Envelope, now: float) -> bool:
-        """Whether a proof of something repeated is that of the repeat. If it is too soon for it, so was the repeat."""
-        if now - envelope.sent_at >= self._round_trip.mean / 2:
-            return True
-        self._round_trip.measured(now - envelope.first_at)
-        return False
 
     def _repair(self, now: float) -> float:
         """Repeat what later proofs show to be lost, uncounted. Returns when to look again."""

@@ -362,7 +362,7 @@ class Link:
 
     def receive(self, packets: list[bytes], now: float) -> None:
         """Take one batch of packets of this link, all from its interface. Order is kept within each kind."""
-        if self._key is None:  # closed by something earlier in the batch
+        if self.state is State.CLOSED:  # by something earlier in the batch
             self.port.drops[Drop.NO_SUCH_LINK] += len(packets)
             return
         messages: list[bytes] = []
@@ -449,12 +449,13 @@ class Link:
             self.port.send_many([link_proof_packet(link_id, h, signature) for h, signature in made])
             self.last_data = self.last_outbound = now
         envelopes: list[Envelope] = []
-        for waiting, valid in zip(settlement.found, settlement.valid, strict=True):
+        for waiting, (_, proved), valid in zip(settlement.found, settlement.pairs, settlement.valid, strict=True):
             if not valid:
                 self.port.drops[Drop.PROOF_SIGNATURE] += 1
                 continue
             self.last_proof = now
             if isinstance(waiting, Envelope):
+                waiting.proved = proved
                 envelopes.append(waiting)
             else:
                 waiting.conclude(Status.DELIVERED, now)

@@ -17,16 +17,21 @@ OVERTAKING: Final = 0.25  # of a round trip: what a packet may be late by withou
 class RoundTrip:
     """A smoothed measurement and its variation."""
 
-    __slots__ = ("mean", "patience", "variation")
+    __slots__ = ("_is_guess", "mean", "patience", "variation")
 
     def __init__(self, rtt: float) -> None:
-        self.mean = rtt
+        self.mean = rtt  # of the handshake, until there is a measurement
         self.variation = rtt / 2
+        self._is_guess = True
         self.patience = max(rtt, FLOOR)  # seconds after which a packet that later ones have overtaken counts as lost
 
     def measured(self, elapsed: float) -> None:
         """A proof came `elapsed` seconds after its packet was sent."""
-        error = elapsed - self.mean
-        self.mean += SMOOTHING * error
-        self.variation += 2 * SMOOTHING * (abs(error) - self.variation)
+        if self._is_guess:
+            self._is_guess = False
+            self.mean, self.variation = elapsed, elapsed / 2
+        else:
+            error = elapsed - self.mean
+            self.mean += SMOOTHING * error
+            self.variation += 2 * SMOOTHING * (abs(error) - self.variation)
         self.patience = max(self.mean + max(4 * self.variation, OVERTAKING * self.mean), FLOOR)

@@ -446,3 +446,39 @@ def test_the_wait_for_a_proof_follows_what_proofs_take() -> None:
     idle = RoundTrip(0.0)
     idle.measured(0.0)
     assert idle.patience == 0.010
+
+
+SLOW_HOPS = [(16384, 1e6, 3_000_000), (16384, 1e5, 3_000_000), (16384, 1e4, 400_000), (500, 1200, 60_000)]
+
+
+@pytest.mark.parametrize(("mtu", "rate", "size"), SLOW_HOPS)  # bytes a second
+def test_a_slow_hop_in_the_middle_is_filled_and_not_flooded(mtu: int, rate: float, size: int) -> None:
+    """The queue in front of it makes proofs take long; the link's round trip time knows nothing of that."""
+    net, source, sink, data, _ = linked(41, mtu)
+    free_at = net.now
+
+    def queued(raw: bytes) -> None:
+        nonlocal free_at
+        free_at = max(net.now, free_at) + len(raw) / rate
+        net.later(free_at - net.now + data.delay, data, raw)
+
+    data.carry = queued  # type: ignore[method-assign]
+    transfer = Transfer(net, source, sink, noise("slow", size))
+    seconds = run(net, [transfer], 600)
+    messages = size / transfer.sender.stream_mdu
+    assert transfer.sender.retransmissions <= max(5, messages * 0.05)
+    assert seconds < (size + 80 * messages) / rate * 1.15 + 2
+
+
+def test_a_peer_that_is_silent_for_three_seconds_keeps_its_link() -> None:
+    """A reference handler that blocks stops the proofs of its whole node."""
+    net, source, sink, _, proofs = linked(40)
+    transfer = Transfer(net, source, sink, noise("silent", 300_000))
+    run_some(net, transfer, lambda: transfer.received > 50_000)
+    kept: list[bytes] = []
+    proofs.drop = lambda raw: (kept.append(raw), True)[1]
+    net.run(3.0)
+    proofs.drop = None
+    for raw in kept:
+        net.later(0.01, proofs, raw)
+    assert run(net, [transfer], 60) < 2
