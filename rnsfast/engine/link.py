@@ -549,9 +549,12 @@ class Link:
     def open_channel(self, now: float, opened: Callable[[Channel], None] | None = None) -> Channel:
         """The link's channel, the same object every time; what came before it was opened is processed now.
 
-        `opened` is called with a new channel before that.
+        `opened` is called with a new channel before that. RuntimeError while the handshake is under way: sizes and
+        round trip time are not known yet.
         """
         if self.channel is None:
+            if self.state in (State.PENDING, State.HANDSHAKE):
+                raise RuntimeError(f"link {self.link_id.hex()} is {self.state.name}: wait until it is established")
             self.channel = Channel(self)
             if opened is not None:
                 opened(self.channel)
