@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bz2
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -334,3 +336,32 @@ def test_stream_end_and_data_after_it() -> None:
     assert stream.take() == b"" and stream.take(5) == b""
     stream.put(b"more")
     assert stream.take() == b"more"
+
+
+def test_a_decompression_bomb_ends_its_stream_and_nothing_else() -> None:
+    receiving = Receiving(0)
+    bombed, other = receiving.channel.open_reader(5), receiving.channel.open_reader(6)
+    bomb = bz2.compress(bytes(20_000_000))
+    tracemalloc.start()
+    _, proofs = receiving.give(
+        receiving.packet(0, 0xFF00, b"\x40\x05" + bomb),
+        receiving.packet(1, 0xFF00, b"\x00\x06still here"),
+        receiving.packet(2, 0xFF00, b"\x00\x05after the damage"),
+        receiving.packet(3),
+    )
+    assert tracemalloc.get_traced_memory()[1] < 200_000
+    tracemalloc.stop()
+    assert len(proofs) == 4 and receiving.channel.next_rx == 4
+    assert bombed.broken is not None and bombed.take() is None and not bombed.eof
+    assert other.take() == b"still here" and other.broken is None
+    assert receiving.recorder.named("messages_arrived")[-1][1] == [(NOTE, b"\x00\x03")]
+
+
+@pytest.mark.parametrize("state", [State.PENDING, State.HANDSHAKE])
+def test_no_channel_before_the_link_is_established(state: State) -> None:
+    link, _, _ = make_link(initiator=state is State.PENDING, state=state)
+    with pytest.raises(RuntimeError, match=state.name):
+        link.open_channel(NOW)
+    link.state = State.ACTIVE
+    link.set_mtu(8192)
+    assert link.open_channel(NOW).mdu == 8105

@@ -85,7 +85,7 @@ def test_sealed_rubbish_in_every_context(
     link, _, port = make_link(initiator=initiator, state=state)
     link.destination.proofs = ProofStrategy.ALL
     link.destination.requests.register(RequestHandler("/x", lambda request: None, Policy.ALL))
-    if with_channel:
+    if with_channel and state is not State.HANDSHAKE:
         channel = link.open_channel(NOW)
         channel.open_reader(5)
         if state is State.ACTIVE:
@@ -206,7 +206,8 @@ def test_damaged_traffic_of_a_whole_life(seed: int) -> None:
         if link.state is State.ACTIVE:
             channel = link.open_channel(net.now)
             for other in list(b.engine.links.values()):
-                other.open_channel(net.now)
+                if other.state is State.ACTIVE:
+                    other.open_channel(net.now)
             for n in range(5):
                 message(channel, bytes(n), net.now)
             ask(link, "/x", n, net.now)
