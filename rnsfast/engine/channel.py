@@ -149,6 +149,7 @@ class Channel:
         """Take a waiting message back. False if it has been sent."""
         if ticket.sent:
             return False
+        self.link.engine.touched.add(self)  # it may be idle now, or ready for others
         if ticket.granted:
             self._take_grant(ticket)
         elif ticket in self.outbox:
@@ -176,7 +177,7 @@ class Channel:
         if stream in self._streams:
             self._streams.remove(stream)
         stream.clear()
-        self.link.engine.touched.add(stream)
+        self.link.engine.touched.update((stream, self))
 
     def feed(self, stream: SendStream, now: float) -> None:
         """`stream` has got something to send."""

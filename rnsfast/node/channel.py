@@ -254,7 +254,7 @@ class Channel(Waitable):
             self._engine.pump(now)
             return unsent
 
-    def _defer(self, message: Message, ring: Callable[[], None]) -> Ticket:
+    def _defer(self, message: Message, ring: Callable[[], object]) -> Ticket:
         """The first half of a send that can be given up until its last moment: `ring` is called when there is room.
 
         If the ticket is not sent, `_claim` must follow, or `_withdraw`. Raises as `send`.
@@ -268,7 +268,7 @@ class Channel(Waitable):
                 self._watch(ticket, ring)
         return ticket
 
-    def _claim(self, ticket: Ticket, ring: Callable[[], None]) -> bool:
+    def _claim(self, ticket: Ticket, ring: Callable[[], object]) -> bool:
         """The second half, after `ring`. False: the room was gone again, wait for the next `ring`."""
         with self._reactor.turn as now:
             if self._engine.closed:
@@ -280,7 +280,7 @@ class Channel(Waitable):
                 self._watch(ticket, ring)
             return False
 
-    def _watch(self, ticket: Ticket, ring: Callable[[], None]) -> None:
+    def _watch(self, ticket: Ticket, ring: Callable[[], object]) -> None:
         """Under the lock."""
         ticket.owner = waiter = Waitable(self._lock)
         waiter.watch(ring)

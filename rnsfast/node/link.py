@@ -264,6 +264,7 @@ class Link(Waitable):
 
     def _closed(self) -> None:
         """Under the lock, from the engine."""
+        self._reactor.engine.touched.add(self._packets)
         handler = self._handlers.pop("close", None)
         if handler is not None:
             self._reactor.enqueue(self._strand, lambda: handler(self))

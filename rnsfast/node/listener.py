@@ -14,6 +14,7 @@ from rnsfast.engine.port import Port
 from rnsfast.engine.receipts import Receipt as EngineReceipt
 from rnsfast.node.dispatch import Strand
 from rnsfast.node.link import Link
+from rnsfast.node.mailbox import Mailbox
 from rnsfast.node.waiting import Waitable
 from rnsfast.wire.names import destination_hash, name_hash, split_name
 
@@ -35,6 +36,7 @@ class NodeListener:
         self.strand = Strand()  # announces, saving: everything that belongs to no link and no inbox
         self._announce_handlers: list[tuple[AnnounceHandler, bytes | None]] = []
         self._path_waiters: dict[bytes, list[_PathWaiter]] = {}
+        self.mailboxes: set[Mailbox] = set()  # whoever takes from these is told when the node is going down
         self._interface_handlers: list[InterfaceHandler] = []
         self._online: set[Port] = set()  # as they were last seen
 
@@ -42,6 +44,10 @@ class NodeListener:
         """`name` None means all."""
         wanted = None if name is None else name_hash(split_name(name)[0], *split_name(name)[1])
         self._announce_handlers.append((handler, wanted))
+
+    def remove_announce_handler(self, handler: AnnounceHandler) -> None:
+        """Under the lock."""
+        self._announce_handlers = [entry for entry in self._announce_handlers if entry[0] != handler]
 
     def path_waiter(self, destination: bytes) -> _PathWaiter:
         """Somebody is going to wait for a path. Without the lock."""
@@ -79,6 +85,7 @@ class NodeListener:
         """An interface changed, or the node is going down: whoever waits for a path looks again."""
         for waiters in self._path_waiters.values():
             self._reactor.engine.touched.update(waiters)
+        self._reactor.engine.touched.update(self.mailboxes)
 
     # ------------------------------------------------------------------ the engine's events
 

@@ -34,6 +34,11 @@ class Mailbox(Waitable):
         """Itself, so that the engine's `touched` can hold it."""
         return self
 
+    @property
+    def has_items(self) -> bool:
+        """Whether `take` would return something. Under the lock."""
+        return bool(self._items)
+
     def put(self, item: Any, size: int) -> bool:
         """Something has arrived. False if there is no room for it. Under the lock."""
         if len(self._items) >= HELD_PACKETS and not (self._open or self._pulled):

@@ -365,6 +365,11 @@ class Node:
         with self._reactor.turn:
             self._listener.add_announce_handler(handler, name)
 
+    def remove_announce_handler(self, handler: AnnounceHandler) -> None:
+        """No more calls, but for those that are under way. An unknown handler is ignored."""
+        with self._reactor.turn:
+            self._listener.remove_announce_handler(handler)
+
     def on_interface_up(self, handler: Callable[[str], Any]) -> None:
         """Have `handler(name)` called whenever an interface, or a connection of one, comes up: a moment to announce.
 
@@ -453,25 +458,17 @@ class Node:
         end = None if timeout is None else monotonic() + timeout
         while True:
             self._find_path(destination, end)
-            link = self._try_connect(destination, app, aspects, end)
-            if link is not None:
-                if identity is not None:
-                    link.identify(identity)
-                return link
+            link = self._ask_for_link(destination, app, aspects)
+            try:
+                with self._reactor.lock:
+                    link.wait_for(link._is_decided, None if end is None else end - monotonic())
+                if self._is_connected(link, identity):
+                    return link
+            except BaseException:
+                link.close()
+                raise
             if end is not None and monotonic() >= end:
                 raise LinkTimeout(f"{destination.hex()} did not answer the link request within {timeout:.0f} s")
-
-    def _try_connect(self, destination: bytes, app: str, aspects: tuple[str, ...], end: float | None) -> Link | None:
-        """One link request. None if it was not answered in time."""
-        link = self._ask_for_link(destination, app, aspects)
-        try:
-            with self._reactor.lock:
-                link.wait_for(link._is_decided, None if end is None else end - monotonic())
-        finally:
-            if not link.is_active:
-                link.close()
-        self._check_running()
-        return link if link.is_active else None
 
     def _ask_for_link(self, destination: bytes, app: str, aspects: tuple[str, ...]) -> Link:
         """Send a link request; the link is pending, and its owner's to close."""
@@ -481,6 +478,16 @@ class Node:
         with self._reactor.turn as now:
             self._check_running()
             return Link(self, self._engine.open_link(target, now))
+
+    def _is_connected(self, link: Link, identity: Identity | None) -> bool:
+        """What became of a link request. It is given up if it was not answered."""
+        if not link.is_active:
+            link.close()
+            self._check_running()
+            return False
+        if identity is not None:
+            link.identify(identity)
+        return True
 
     @staticmethod
     def _check_name(destination: bytes, identity: Identity | None, app: str, aspects: tuple[str, ...]) -> None:

@@ -112,7 +112,7 @@ class Reactor:
                 if port.owner is not None:
                     _guard(port.owner.flush, port)
         if wake:
-            rings: list[Callable[[], None]] = []
+            rings: list[Callable[[], object]] = []
             with self.lock:
                 for owner in wake:
                     rings += owner.notify()
@@ -290,7 +290,7 @@ def _guard(fn: Callable[..., None], *args: Any) -> None:
         log.exception("an interface or a timer raised; the node goes on")
 
 
-def _ring(ring: Callable[[], None]) -> None:
+def _ring(ring: Callable[[], object]) -> None:
     """A waker that fails (its event loop is closed) must not keep the others from being woken."""
     try:
         ring()

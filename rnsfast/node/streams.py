@@ -182,16 +182,19 @@ class StreamWriter(io.RawIOBase):
         Raises LinkClosed if the link is closed before.
         """
         self._reactor.check_may_block()
-        stream = self._stream
         with self._reactor.lock:
-            self._waiter.wait_for(lambda: stream.is_delivered or self._channel.closed, timeout)
-            if not stream.is_delivered:
-                if stream.broken or self._channel.closed:
-                    raise LinkClosed(self._channel.link.link_id, stream.broken or self._channel.link.closing)
-                return False
-            if stream.broken:
-                raise LinkClosed(self._channel.link.link_id, stream.broken)
-            return True
+            self._waiter.wait_for(self._is_settled, timeout)
+            return self._is_delivered()
+
+    def _is_settled(self) -> bool:
+        return self._stream.is_delivered or self._channel.closed
+
+    def _is_delivered(self) -> bool:
+        """Under the lock. LinkClosed if it will never be."""
+        stream, link = self._stream, self._channel.link
+        if stream.broken or (self._channel.closed and not stream.is_delivered):
+            raise LinkClosed(link.link_id, stream.broken or link.closing)
+        return stream.is_delivered
 
     def close(self) -> None:
         """Send the end of file behind the data and wait until the peer has proved everything. Idempotent.
@@ -317,10 +320,12 @@ class StreamReader(io.RawIOBase):
             self._stream.put_back(data)
             self._channel.consumed(-len(data))
 
-    def read_available(self) -> bytes | None:
-        """What is there now; None if there is nothing yet, b"" at the end. Never waits."""
+    def read_available(self, size: int = -1) -> bytes | None:
+        """Up to `size` bytes of what is there now; None if there is nothing yet, b"" at the end. Never waits."""
+        if self.closed:
+            raise ValueError(f"stream {self.stream_id} is closed for reading")
         with self._reactor.lock:
-            return self._take(-1)
+            return self._take(size)
 
     def readinto(self, buffer: Any, /) -> int:
         """Fill the front of `buffer`; 0 at the end."""

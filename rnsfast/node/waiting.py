@@ -21,7 +21,7 @@ class Waitable:
         self._lock = lock  # the node's
         self._condition: threading.Condition | None = None
         self._sleepers = 0
-        self._watchers: dict[Callable[[], None], None] = {}  # in order of arrival
+        self._watchers: dict[Callable[[], object], None] = {}  # in order of arrival
 
     @property
     def has_waiters(self) -> bool:
@@ -50,18 +50,18 @@ class Waitable:
         finally:
             self._sleepers -= 1
 
-    def watch(self, ring: Callable[[], None]) -> None:
+    def watch(self, ring: Callable[[], object]) -> None:
         """Have `ring` called once, without the lock, after the next change. Under the lock.
 
         Look, then watch, both in one critical section; when it has rung, look again. `ring` must not block.
         """
         self._watchers[ring] = None
 
-    def unwatch(self, ring: Callable[[], None]) -> None:
+    def unwatch(self, ring: Callable[[], object]) -> None:
         """No more. Under the lock; harmless if it has rung."""
         self._watchers.pop(ring, None)
 
-    def notify(self) -> list[Callable[[], None]]:
+    def notify(self) -> list[Callable[[], object]]:
         """Wake the threads; return what must be rung after the lock is released. Under the lock."""
         if self._sleepers and self._condition is not None:
             self._condition.notify_all()
