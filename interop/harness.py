@@ -248,7 +248,11 @@ class Peer:
 
     # -- life
     def start(self) -> Self:
-        """Start the process and wait for its ready event."""
+        """Start the process and wait for its ready event. One that has ended can be started again."""
+        with self._changed:
+            self._ended = False
+            self._events.clear()
+            self._replies.clear()
         self.config.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as errors:
             self._process = subprocess.Popen(

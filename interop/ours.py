@@ -104,6 +104,13 @@ class Duo:
         self.node.request_path(dest, LIMIT)
         return dest
 
+    def meet(self) -> None:
+        """Return when packets pass in both directions.
+
+        A listener is up before anybody has connected, and what it says until then reaches nobody.
+        """
+        self.stock_destination(name="interop.probe")
+
     def our_destination(self, *name: str) -> Inbox:
         """A new destination of ours, which the stock peer has a path to."""
         inbox = self.node.register(Identity(), *(name or OUR_NAME))
@@ -119,11 +126,16 @@ def duo(
     *,
     proxied: bool | FrameProxy = False,
     both: dict[str, Any] | None = None,
+    our_section: dict[str, Any] | None = None,
     our_node: dict[str, Any] | None = None,
     stock_node: dict[str, Any] | None = None,
     label: str = "",
+    meet: bool = True,
 ) -> Iterator[Duo]:
-    """Start both, the listener first. `both` goes to both interface sections, the others to the node sections."""
+    """Start both, the listener first, and with `meet` wait until packets pass in both directions.
+
+    `both` goes to both interface sections, `our_section` to ours alone, the others to the node sections.
+    """
     port, proxy = free_port(), None
     if proxied:
         proxy = proxied if isinstance(proxied, FrameProxy) else FrameProxy(port)
@@ -134,7 +146,8 @@ def duo(
             if side == "connector" and proxy is not None:
                 stack.enter_context(proxy)
             near = proxy.port if proxy is not None and side == "connector" else port
-            section: Section = (SERVERS if side == "listener" else CLIENTS)[kind](near, **(both or {}))
+            extra = {**(both or {}), **((our_section or {}) if side == ours else {})}
+            section: Section = (SERVERS if side == "listener" else CLIENTS)[kind](near, **extra)
             if side == ours:
                 config = space.config(f"ours{label}", [section], **(our_node or {}))
                 return stack.enter_context(Node(config, strict=True))
@@ -143,7 +156,10 @@ def duo(
         first, second = start("listener"), start("connector")
         node, peer = (first, second) if ours == "listener" else (second, first)
         assert isinstance(node, Node) and isinstance(peer, StockPeer)
-        yield Duo(space, node, peer, proxy, ours)
+        made = Duo(space, node, peer, proxy, ours)
+        if meet:
+            made.meet()
+        yield made
 
 
 @dataclass

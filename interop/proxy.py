@@ -139,7 +139,7 @@ class Lane:
     counts: Counter[str] = field(default_factory=Counter)  # frames by fate
 
     def __post_init__(self) -> None:
-        self._planned: list[tuple[Match, set[int], list[int]]] = []
+        self._planned: list[tuple[str, Match, set[int], list[int]]] = []
         self._number = 0
         self._held: tuple[Frame, bytes] | None = None
         self._free_at = 0.0  # when the last frame will have left, under a rate
@@ -148,8 +148,19 @@ class Lane:
 
     def drop_nth(self, match: Match, *which: int) -> None:
         """Lose exactly these frames among those that match, counted from 1 and from now on."""
+        self._plan("dropped", match, which)
+
+    def repeat_nth(self, match: Match, *which: int) -> None:
+        """Pass exactly these on twice."""
+        self._plan("duplicated", match, which)
+
+    def swap_nth(self, match: Match, *which: int) -> None:
+        """Let exactly these change places with whatever frame comes next."""
+        self._plan("held", match, which)
+
+    def _plan(self, fate: str, match: Match, which: tuple[int, ...]) -> None:
         with self._lock:
-            self._planned.append((match, set(which), [0]))
+            self._planned.append((fate, match, set(which), [0]))
 
     def watch(self, match: Match, count: int = 1) -> threading.Event:
         """An event that is set when `count` matching frames have come in from now on, whatever became of them."""
@@ -186,20 +197,23 @@ class Lane:
     def _decide(self, frame: Frame, body: bytes) -> tuple[str, list[tuple[Frame, bytes]]]:
         if self.swallow:
             return "swallowed", []
-        for match, which, seen in self._planned:
+        planned = ""
+        for fate, match, which, seen in self._planned:
             if match(frame):
                 seen[0] += 1
                 if seen[0] in which:
-                    return "dropped", self._release()
+                    planned = fate
+        if planned == "dropped":
+            return "dropped", self._release()
         chance = random.Random(f"{self.seed} {self.name} {frame.number}")
         lose, repeat, swap = chance.random(), chance.random(), chance.random()
         if lose < self.drop_fraction and self.drop_match(frame):
             return "dropped", self._release()
-        if self._held is None and swap < self.reorder_fraction:
+        if self._held is None and (planned == "held" or swap < self.reorder_fraction):
             self._held = (frame, body)
             return "held", []
         now = [(frame, body), *self._release()]
-        if repeat < self.duplicate_fraction:
+        if planned == "duplicated" or repeat < self.duplicate_fraction:
             return "duplicated", [now[0], *now]
         return "passed", now
 
