@@ -30,7 +30,7 @@ class Channel(Waitable):
     Register the types first. Handlers run on a callback thread, one message at a time, and may call anything here.
     """
 
-    __slots__ = ("_engine", "_handlers", "_inbox", "_link", "_reactor", "_types")
+    __slots__ = ("_delivering", "_engine", "_handlers", "_inbox", "_link", "_reactor", "_types")
 
     def __init__(self, link: Link, engine: EngineChannel) -> None:
         super().__init__(link._reactor.lock)
@@ -40,6 +40,7 @@ class Channel(Waitable):
         self._types: dict[int, type] = {}
         self._handlers: list[Handler] = []
         self._inbox: deque[tuple[int, bytes]] = deque()  # bounded by the engine's backlog limit
+        self._delivering = False  # a batch is in the hands of the handlers, the rest of it may come back
         engine.owner = self
 
     # ------------------------------------------------------------------ types and handlers
@@ -89,10 +90,10 @@ class Channel(Waitable):
         while True:
             with self._reactor.turn:
                 self._engine.messages_consumed(done)
-                if len(done) < len(batch):  # the last handler has gone: the rest is kept, for `receive` or the next one
-                    self._inbox.extendleft(reversed(batch[len(done) :]))
+                self._inbox.extendleft(reversed(batch[len(done) :]))  # no handler is left: `receive` or the next one
+                self._delivering = bool(self._handlers and self._inbox)
+                if not self._delivering:
                     self._reactor.engine.touched.add(self._engine)
-                if not self._handlers or not self._inbox:
                     return
                 batch, done = list(self._inbox), []
                 self._inbox.clear()
@@ -152,10 +153,12 @@ class Channel(Waitable):
                 return message
 
     def _has_news(self) -> bool:
-        return bool(self._inbox) or self._engine.closed
+        return not self._delivering and (bool(self._inbox) or self._engine.closed)
 
     def _take(self) -> tuple[int, bytes] | None:
         """Under the lock: the oldest message; None if there is none yet."""
+        if self._delivering:
+            return None
         if self._inbox:
             item = self._inbox.popleft()
             self._engine.messages_consumed([item])
