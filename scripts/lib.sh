@@ -45,7 +45,7 @@ ensure_venv() {
     wanted=$(cksum <"$root/pyproject.toml")
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
         say "installing rnsfast[$extras]"
-        "$root/.venv/bin/python" -m pip install --quiet --disable-pip-version-check -e "$root[$extras]" >&2 || {
+        PYTHONWARNINGS=ignore "$root/.venv/bin/python" -m pip install --quiet --disable-pip-version-check -e "$root[$extras]" >&2 || {
             say "the installation failed; the lines above say why."
             exit 1
         }

@@ -27,12 +27,8 @@ from rnsfast.files.receiver import Arriving, Receiver, Report
 
 @click.command()
 @click.option("--config", metavar="DIR", help="Configuration directory; without it the usual places are searched.")
-@click.option(
-    "--identity", "identity_file", metavar="FILE", help="Keep an address; without it a new one each time."
-)
-@click.option(
-    "--dir", "directory", metavar="DIR", default=".", help="Where files go; by default where you are."
-)
+@click.option("--identity", "identity_file", metavar="FILE", help="Keep an address; without it a new one each time.")
+@click.option("--dir", "directory", metavar="DIR", default=".", help="Where files go; by default where you are.")
 @click.option("--once", is_flag=True, help="Leave after one transfer: 0 if the file was kept.")
 @click.option(
     "--allow", metavar="IDENTITY_HASH", multiple=True, help="Take files of this sender only; may be repeated."
