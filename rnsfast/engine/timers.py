@@ -12,7 +12,7 @@ from itertools import count
 from math import inf
 from typing import Final, Protocol
 
-SLACK: Final = 256  # dead entries that are not worth cleaning up
+SLACK: Final = 16  # dead entries that are not worth cleaning up; each keeps its target in memory
 
 
 class Target(Protocol):
