@@ -287,6 +287,7 @@ class Node:
         """On the reactor: save on a callback thread, and again after the interval."""
         if self._state == "running":
             with self._reactor.turn:
+                self._engine.unix_offset = time.time() - monotonic()  # the clock may have been set
                 self._reactor.enqueue(self._listener.strand, self._save)
             self._saver = self._reactor.call_at(monotonic() + SAVE_INTERVAL, self._save_later)
 
