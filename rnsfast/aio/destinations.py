@@ -44,8 +44,8 @@ class Inbox:
     def on_link(self, handler: Handler) -> None:
         """Have `handler(link)` called for each link that is established to this destination, each in its own task.
 
-        Packets and messages that arrive before it has returned are kept until then: 64 packets, 48 channel messages if
-        it has not asked for the channel. Set the link's own handlers inside it.
+        Packets and messages that arrive before it has returned are kept until then: 1 MiB of packets, 48 messages if it
+        has not asked for the channel. Set the link's own handlers inside it.
         """
         loop = asyncio.get_running_loop()
 

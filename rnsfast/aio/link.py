@@ -127,7 +127,7 @@ class Link:
         return Receipt(self.sync.send(data))
 
     def on_packet(self, handler: Handler) -> None:
-        """Have `handler(data)` called for each packet, in order. Up to 64 that came before are delivered now."""
+        """Have `handler(data)` called for each packet, in order. Up to 1 MiB that came before is delivered now."""
         first, self._packet_handler = self._packet_handler is None, (asyncio.get_running_loop(), handler)
         if first:
             with self.sync._reactor.turn:

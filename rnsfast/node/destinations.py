@@ -59,8 +59,8 @@ class Inbox:
     def on_link(self, handler: Callable[[Link], Any]) -> None:
         """Have `handler(link)` called for each link that is established to this destination.
 
-        The handler may block. Packets and messages that arrive meanwhile are kept until it has returned: 64 packets,
-        48 channel messages. Set the link's own handlers inside it.
+        The handler may block. Packets and messages that arrive meanwhile are kept until it has returned: 1 MiB of
+        packets, 48 messages if it has not asked for the channel. Set the link's own handlers inside it.
         """
         with self._reactor.turn:
             self._handlers["link"] = handler

@@ -151,7 +151,7 @@ class Link(Waitable):
     def on_packet(self, handler: Callable[[bytes], Any]) -> None:
         """Have `handler(data)` called for each packet, in order, on a callback thread.
 
-        Up to 64 packets that came before a handler was set are delivered now.
+        Up to 1 MiB of packets that came before a handler was set are delivered now.
         """
         with self._reactor.turn:
             self._handlers["packet"] = handler

@@ -12,7 +12,7 @@ from rnsfast.node.waiting import Waitable
 if TYPE_CHECKING:
     from rnsfast.node.reactor import Reactor
 
-HELD_PACKETS: Final = 64  # kept until a handler is set; later ones are dropped and counted
+HELD: Final = 1024 * 1024  # bytes kept until a handler is set; beyond, packets are dropped and counted
 BACKLOG: Final = 64 * 1024 * 1024  # bytes waiting for a handler that is busy; beyond, packets are dropped and counted
 COST: Final = 64  # bytes each counts for beside its data
 
@@ -25,7 +25,7 @@ class Mailbox(Waitable):
     def __init__(self, reactor: Reactor, strand: Strand, offer: Callable[[Any], None]) -> None:
         super().__init__(reactor.lock)
         self._reactor, self._strand, self._offer = reactor, strand, offer
-        self._items: deque[tuple[Any, int]] = deque()  # see `put`
+        self._items: deque[tuple[Any, int]] = deque()  # bounded in `put`
         self._size = 0
         self._open = self._pulled = False
 
@@ -41,9 +41,7 @@ class Mailbox(Waitable):
 
     def put(self, item: Any, size: int) -> bool:
         """Something has arrived. False if there is no room for it. Under the lock."""
-        if len(self._items) >= HELD_PACKETS and not (self._open or self._pulled):
-            return False
-        if self._size + size > BACKLOG:
+        if self._size + size + COST > (BACKLOG if self._open or self._pulled else HELD):
             return False
         self._items.append((item, size + COST))
         self._size += size + COST

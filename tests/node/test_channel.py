@@ -10,6 +10,7 @@ import pytest
 
 from rnsfast import ChannelFull, Link, LinkClosed, MessageTooLarge, MessageTypeError
 from rnsfast.engine.linkstate import State
+from rnsfast.node.mailbox import COST, HELD
 from rnsfast.wire.drop import Drop
 from tests.loopback import (
     PATIENCE,
@@ -396,14 +397,15 @@ def test_packets_keep_their_order_whenever_the_handler_is_set(pair: Pair, sleepe
 
 def test_packets_nobody_wants_are_held_up_to_a_bound_and_then_counted(pair: Pair) -> None:
     link, peer = pair.link()
-    for i in range(70):
-        peer.send(b"%d" % i)
+    room = HELD // (10_000 + COST)
+    for i in range(room + 6):
+        peer.send(b"%10000d" % i)
     settle(pair.b)
     settle(pair.a)
     assert link._engine.port.drops[Drop.PACKET_NO_HANDLER] == 6
     got: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     link.on_packet(got.put)
-    assert [got.get(timeout=PATIENCE) for _ in range(64)] == [b"%d" % i for i in range(64)]
+    assert [int(got.get(timeout=PATIENCE)) for _ in range(room)] == list(range(room))
 
 
 def test_receipt_is_proved_when_the_application_says_so(pair: Pair) -> None:
