@@ -1,88 +1,132 @@
-"""What the commands share: exit codes, sentences, hashes, logging, and stopping on a signal."""
+"""What the commands share: arguments, logging, signals, starting a node."""
 
 from __future__ import annotations
 
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Any, Final
 
-import click
-
+from rnsfast.cli.exits import CommandError, Exit
 from rnsfast.crypto.identity import Identity
-from rnsfast.errors import IdentityError
-from rnsfast.files.source import reason
+from rnsfast.errors import ConfigError, IdentityError, InterfaceError, StorageError
 from rnsfast.node import logs
+from rnsfast.node.config import CONFIG_NAME, NodeConfig, find_config_dir, read_config
 from rnsfast.node.node import Node
 
-# Exit codes; docs/operating.md lists them.
-OK: Final = 0
-FAILED: Final = 1  # a transfer began and did not succeed
-USAGE: Final = 2  # arguments, configuration, files of the user
-UNREACHABLE: Final = 3  # no path, or no answer
-REFUSED: Final = 4  # the receiver did not want it
-NOT_STORED: Final = 5  # the receiver could not keep it
-UNKNOWN: Final = 6  # everything was sent, and no result came
-INTERRUPTED: Final = 130  # SIGINT, SIGTERM
+ENDING: Final = tuple(number for name in ("SIGINT", "SIGTERM") if (number := getattr(signal, name, None)) is not None)
+TRANSFER_LOGLEVEL: Final = 2  # send and receive show warnings and worse, whatever the configuration says
 
 
-def fail(message: str, code: int = USAGE) -> NoReturn:
-    """One sentence on standard error, and the exit code."""
-    click.echo(f"rnsfast: {message}", err=True)
-    sys.exit(code)
+class Stopped:
+    """A signal that asks for the end."""
 
+    def __init__(self, number: int) -> None:
+        self.number = number
 
-def parse_hash(text: str, what: str) -> bytes:
-    """16 bytes from 32 hex digits, with or without the brackets they are often printed in."""
-    digits = text.strip().strip("<>")
-    if len(digits) != 32:
-        fail(f"{what} {text!r} has {len(digits)} characters; an address has 32 hex digits")
-    try:
-        return bytes.fromhex(digits)
-    except ValueError:
-        fail(f"{what} {text!r} has characters that are no hex digits; an address has 32 of them")
-
-
-def load_identity(path: str) -> Identity:
-    """Read an identity file of the user."""
-    try:
-        return Identity.load(path)
-    except IdentityError as error:
-        fail(str(error))
-    except OSError as error:
-        fail(f"{path} cannot be read: {reason(error)}")
-
-
-def log_to_stderr(node_loglevel: int, verbosity: int) -> None:
-    """The configuration's level, moved by -v and -q."""
-    logs.set_up(max(-1, min(8, node_loglevel + verbosity)))
-
-
-def make_node(config: str | None, *, strict: bool = False) -> Node:
-    """A node that is not started yet."""
-    return Node(None if config is None else Path(config), strict=strict)
+    @property
+    def exit_code(self) -> int:
+        """As shells report it."""
+        return 128 + self.number
 
 
 @contextmanager
-def stopping(on_signal: Callable[[], None]) -> Iterator[threading.Event]:
-    """SIGINT and SIGTERM call `on_signal` and set the event; a second one ends the process at once.
+def ending_signals(events: SimpleQueue[Any]) -> Iterator[None]:
+    """Put a Stopped into `events` on the first SIGINT or SIGTERM; the second one ends the process at once."""
 
-    The main thread must do nothing but wait for events inside: a handler runs in the middle of whatever it does.
-    """
-    stop = threading.Event()
+    def handler(number: int, frame: FrameType | None) -> None:
+        for each in ENDING:
+            signal.signal(each, signal.SIG_DFL)
+        events.put(Stopped(number))  # a SimpleQueue may be used in a signal handler, also while it is being waited on
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        stop.set()
-        on_signal()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handler) for number in ENDING}
     try:
-        yield stop
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, action in before.items():
+            signal.signal(number, action)
+
+
+class LateStderr:
+    """Standard error as it is at the moment of writing: a progress bar puts itself in between."""
+
+    def write(self, text: str) -> int:
+        """Called by the log."""
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """Called by the log."""
+        sys.stderr.flush()
+
+
+def set_up_logging(directory: Path, verbosity: int, *, most: int = 8) -> None:
+    """Log to standard error at the level of the configuration in `directory`, at `most` so much, plus `verbosity`."""
+    config = NodeConfig()
+    with suppress(ConfigError, OSError):  # starting the node says what is wrong with it
+        config = read_config(directory / CONFIG_NAME).config
+    level = min(config.effective_loglevel(), most) + verbosity
+    logs.set_up(max(-1, level), timestamps=config.logtimestamps, stream=LateStderr())  # type: ignore[arg-type]
+
+
+def start_node(config: str | None, *, strict: bool = False) -> Node:
+    """A running node, or CommandError."""
+    node = Node(config, strict=strict)
+    try:
+        return node.start()
+    except (ConfigError, StorageError, InterfaceError) as error:
+        raise CommandError(str(error), Exit.NODE) from error
+
+
+def config_directory(config: str | None) -> Path:
+    """The directory that `start_node` uses."""
+    return find_config_dir(config)
+
+
+def parse_hash(text: str, what: str) -> bytes:
+    """The 16 bytes of a hash in hexadecimal, with or without the pointed brackets some programs print."""
+    digits = text.strip().removeprefix("<").removesuffix(">")
+    try:
+        value = bytes.fromhex(digits)
+    except ValueError as error:
+        raise CommandError(f"{text!r} is no {what}: it must have 32 hexadecimal digits", Exit.USAGE) from error
+    if len(value) != 16:
+        raise CommandError(f"{text!r} is no {what}: it has {len(digits)} hexadecimal digits instead of 32", Exit.USAGE)
+    return value
+
+
+def load_identity(path: str | Path) -> Identity:
+    """The identity in that file, or CommandError."""
+    try:
+        return Identity.load(path)
+    except FileNotFoundError as error:
+        raise CommandError(
+            f"{path} does not exist: `rnsfast identity new {path}` makes an identity file", Exit.FILE
+        ) from error
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read: {error.strerror}", Exit.FILE) from error
+    except IdentityError as error:
+        raise CommandError(str(error), Exit.FILE) from error
+
+
+def no_way_out(node: Node, directory: Path) -> str | None:
+    """Why nothing can be reached at all; None if an interface is up."""
+    status = node.status()
+    if any(port["online"] for port in status["ports"]):
+        return None
+    for failed in status["failed"]:
+        return f"no interface is up ({failed['reason']})"
+    for interface in status["interfaces"]:
+        if interface.get("state") == "listening":
+            return f"nobody is connected ({interface['name']}: listening)"
+        return f"no interface is up ({interface['name']}: {state_of(interface)})"
+    return f"no interface is enabled in {directory / CONFIG_NAME}"
+
+
+def state_of(interface: dict[str, Any]) -> str:
+    """State of an interface, and what went wrong last if it is not up."""
+    state, problem = interface.get("state", "unknown"), interface.get("last_error")
+    return f"{state}, {problem}" if problem and state not in ("connected", "listening", "up") else str(state)

@@ -1,4 +1,4 @@
-"""`rnsfast identity`: make and show identity files."""
+"""`rnsfast identity`: make and look at identity files."""
 
 from __future__ import annotations
 
@@ -6,34 +6,51 @@ import os
 
 import click
 
-from rnsfast.cli.common import fail, load_identity
+from rnsfast.cli.common import load_identity
+from rnsfast.cli.exits import CommandError, Exit
 from rnsfast.crypto.identity import Identity
-from rnsfast.files.source import reason
 
 
 @click.group()
 def identity() -> None:
-    """Make and show identity files (64 bytes, private)."""
+    """Make and look at identity files."""
 
 
 @identity.command()
 @click.argument("file")
 def new(file: str) -> None:
-    """Make a new identity and write it to FILE, which must not exist."""
-    if os.path.lexists(file):
-        fail(f"{file} exists already, and an identity is never overwritten; choose another name or remove it")
+    """Make an identity and write it to FILE, which must not exist. It is the private key: keep it to yourself."""
     made = Identity()
     try:
-        made.save(file)
-    except OSError as error:
-        fail(f"{file} cannot be written: {reason(error)}")
-    click.echo(made.hash.hex())
+        write_new(file, made.private_key)
+    except FileExistsError as error:
+        raise CommandError(f"{file} exists already and is left as it is", Exit.FILE) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise CommandError(f"{file} cannot be written: {reason}", Exit.FILE) from error
+    _show(made)
 
 
 @identity.command()
 @click.argument("file")
 def show(file: str) -> None:
-    """Print hash and public key of the identity in FILE, never the private key."""
-    found = load_identity(file)
-    click.echo(f"hash        {found.hash.hex()}")
-    click.echo(f"public key  {found.public_key.hex()}")
+    """Print hash and public key of the identity in FILE."""
+    _show(load_identity(file))
+
+
+def _show(shown: Identity) -> None:
+    click.echo(f"hash        {shown.hash.hex()}")
+    click.echo(f"public key  {shown.public_key.hex()}")
+
+
+def write_new(path: str, data: bytes) -> None:
+    """A new file that only its owner can read. FileExistsError if there is one; nothing is left if writing fails."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        os.unlink(path)
+        raise

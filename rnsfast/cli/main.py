@@ -1,4 +1,4 @@
-"""`rnsfast`: the console script."""
+"""The command `rnsfast`.  docs/commands.md."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from rnsfast.cli.send import send
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="rnsfast")
+@click.version_option(__version__, prog_name="rnsfast", message="%(prog)s %(version)s")
 def main() -> None:
-    """A fast node of the Reticulum network, and files over its links."""
+    """A fast Reticulum node, and files over its links.
+
+    Exit status: 0 done; 1 transfer failed; 2 wrong arguments; 3 a file here; 4 no path; 5 no answer; 6 refused;
+    7 the node cannot start; 8 outcome not known; 128 + n ended by signal n.
+    """
 
 
 main.add_command(node)

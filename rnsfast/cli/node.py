@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from queue import SimpleQueue
+
 import click
 
-from rnsfast.cli.common import INTERRUPTED, fail, log_to_stderr, make_node, stopping
-from rnsfast.errors import RnsfastError
+from rnsfast import __version__
+from rnsfast.cli.common import Stopped, config_directory, ending_signals, set_up_logging, start_node, state_of
+from rnsfast.cli.exits import printable
+from rnsfast.node.node import Node
 
 
 @click.command()
-@click.option("--config", metavar="DIR", help="Configuration directory; without it the usual places are searched.")
-@click.option("--strict", is_flag=True, help="A faulty interface section ends the node instead of being listed.")
+@click.option("--config", metavar="DIR", help="Configuration directory; it is made if it does not exist.")
+@click.option("--strict", is_flag=True, help="Do not start if a section of the configuration has a fault.")
 @click.option("-v", "--verbose", count=True, help="Log more; may be repeated.")
 @click.option("-q", "--quiet", count=True, help="Log less; may be repeated.")
 def node(config: str | None, strict: bool, verbose: int, quiet: int) -> None:
-    """Run a node until SIGINT or SIGTERM."""
-    log_to_stderr(3, verbose - quiet)
-    running = make_node(config, strict=strict)
-    with stopping(lambda: None) as stop:
+    """Run a node until SIGINT or SIGTERM; a second signal ends it at once. The log goes to standard error."""
+    directory = config_directory(config)
+    set_up_logging(directory, verbose - quiet)
+    events: SimpleQueue[Stopped] = SimpleQueue()
+    with ending_signals(events):
+        running = start_node(config, strict=strict)
         try:
-            running.start()
-        except RnsfastError as error:
-            fail(str(error))
-        except KeyboardInterrupt:
-            fail("interrupted while starting", INTERRUPTED)
-        try:
-            log_to_stderr(running.config.loglevel, verbose - quiet)
-            status = running.status()
-            for interface in status["interfaces"]:
-                click.echo(f"up      {interface['type']} {interface['name']}")
-            for failed in status["failed"]:
-                click.echo(f"failed  {failed['type']} {failed['name']}: {failed['reason']}")
-            click.echo("running; interrupt to stop")
-            stop.wait()
+            _introduce(running, directory)
+            events.get()
         finally:
             running.stop()
     click.echo("stopped")
+
+
+def _introduce(running: Node, directory: Path) -> None:
+    """What is up and what is not."""
+    click.echo(f"rnsfast {__version__}, configuration {printable(str(directory))}")
+    status = running.status()
+    for interface in status["interfaces"]:
+        click.echo(printable(f"{interface['name']} ({interface['type']}): {state_of(interface)}"))
+    for failed in status["failed"]:
+        click.echo(printable(f"{failed['name']} ({failed['type']}): failed: {failed['reason']}"))
+    if not status["interfaces"] and not status["failed"]:
+        click.echo(f"no interface is enabled in {printable(str(directory / 'config'))}")
+    click.echo("running")

@@ -1,109 +1,178 @@
-"""`rnsfast receive`: take files into a directory."""
+"""`rnsfast receive`: take files that others send."""
 
 from __future__ import annotations
 
-import threading
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Any, Final
 
 import click
 
 from rnsfast.cli.common import (
-    FAILED,
-    INTERRUPTED,
-    OK,
-    USAGE,
-    fail,
+    TRANSFER_LOGLEVEL,
+    Stopped,
+    config_directory,
+    ending_signals,
     load_identity,
-    log_to_stderr,
-    make_node,
+    no_way_out,
     parse_hash,
-    stopping,
+    set_up_logging,
+    start_node,
 )
-from rnsfast.cli.progress import display
+from rnsfast.cli.exits import CommandError, Exit, printable
+from rnsfast.cli.identity import write_new
+from rnsfast.cli.progress import choose_display, size_text, time_text
 from rnsfast.crypto.identity import Identity
-from rnsfast.errors import RnsfastError
-from rnsfast.files.receiver import Arriving, Receiver, Report
+from rnsfast.files.errors import NotStored
+from rnsfast.files.receiver import MAX_TRANSFERS, Receiver
+from rnsfast.files.reception import Arriving, Report
+from rnsfast.files.sender import Progress
+
+ANNOUNCE_INTERVAL: Final = 1800.0  # seconds
+ANNOUNCE_PAUSE: Final = 5.0  # seconds between announces, at least, however many connections come up
+OWN_IDENTITY: Final = "storage/identities/rnsfast-receive"  # below the configuration directory
+
+
+class InterfaceUp:
+    """An interface, or a connection of one, came up."""
 
 
 @click.command()
-@click.option("--config", metavar="DIR", help="Configuration directory; without it the usual places are searched.")
-@click.option("--identity", "identity_file", metavar="FILE", help="Keep an address; without it a new one each time.")
-@click.option("--dir", "directory", metavar="DIR", default=".", help="Where files go; by default where you are.")
-@click.option("--once", is_flag=True, help="Leave after one transfer: 0 if the file was kept.")
+@click.option("--config", metavar="DIR", help="Configuration directory; it is made if it does not exist.")
+@click.option("--identity", metavar="FILE", help="Identity file of the address; without it, the node's own is used.")
 @click.option(
-    "--allow", metavar="IDENTITY_HASH", multiple=True, help="Take files of this sender only; may be repeated."
+    "--dir", "target", metavar="DIR", default=".", help="Where the files go; the current directory if not given."
 )
-@click.option("--max-size", type=click.IntRange(0), metavar="BYTES", help="Refuse larger files.")
-@click.option("--announce-interval", type=click.FloatRange(1.0), default=1800.0, show_default=True, metavar="SECONDS")
-@click.option("--no-progress", is_flag=True, help="Print results only.")
+@click.option("--once", is_flag=True, help="Leave after one transfer, with exit status 0 if it succeeded.")
+@click.option("--allow", metavar="HASH", multiple=True, help="Identity hash of one who may send; may be repeated.")
+@click.option("--max-size", metavar="BYTES", type=click.IntRange(0), help="Refuse larger files.")
+@click.option(
+    "--announce-interval",
+    metavar="S",
+    type=click.FloatRange(0),
+    default=ANNOUNCE_INTERVAL,
+    show_default=True,
+    help="Seconds between announces; 0 announces only when an interface comes up.",
+)
+@click.option("--no-progress", is_flag=True, help="Show no progress; without --once none is shown anyway.")
 @click.option("-v", "--verbose", count=True, help="Log more; may be repeated.")
 def receive(
     config: str | None,
-    identity_file: str | None,
-    directory: str,
+    identity: str | None,
+    target: str,
     once: bool,
-    allow: tuple[str, ...],
+    allow: Sequence[str],
     max_size: int | None,
     announce_interval: float,
     no_progress: bool,
     verbose: int,
 ) -> None:
-    """Print an address, and take files that are sent to it. Nothing is ever overwritten."""
-    log_to_stderr(2, verbose)
-    senders = {parse_hash(text, "the identity") for text in allow} if allow else None
-    identity = Identity() if identity_file is None else load_identity(identity_file)
-    target = Path(directory)
-    if not target.is_dir():
-        fail(f"{directory} is no directory; create it, or name another with --dir")
-    node = make_node(config)
-    reports: list[Report] = []
-    finished = threading.Event()
-    said = threading.Lock()
-    shown = display("receive", wanted=not no_progress)
-
-    def report(news: Report) -> None:
-        with said:
-            shown.end(complete=news.ok)
-            click.echo(sentence(news), err=not news.ok)
-            reports.append(news)
-        if once:
-            finished.set()
+    """Take files that others send to the address printed first. Nothing is ever overwritten."""
+    allowed = {parse_hash(text, "identity hash") for text in allow} or None
+    directory = Path(target)
+    _check_directory(directory)
+    home = config_directory(config)
+    set_up_logging(home, verbose, most=TRANSFER_LOGLEVEL)
+    events: SimpleQueue[Any] = SimpleQueue()
+    display = choose_display(sys.stderr, wanted=once and not no_progress)  # several transfers have no one bar
 
     def progress(news: Arriving) -> None:
-        if once:  # several transfers at a time have no one bar
-            shown.show(news.received, news.size)
+        display.show(Progress(news.received, news.size))
 
-    with stopping(finished.set) as stop:
+    def report(news: Report) -> None:
+        if news.ok:
+            display.show(Progress(news.size, news.size, confirmed=True))
+        if news.accepted:
+            display.close()
+        events.put(news)
+
+    with ending_signals(events):
+        node = start_node(config)
         try:
-            node.start()
             receiver = Receiver(
-                node, identity, target, allow=senders, max_size=max_size, on_report=report, on_progress=progress
+                node,
+                load_identity(identity) if identity is not None else _own_identity(home / OWN_IDENTITY),
+                directory,
+                allow=allowed,
+                max_size=max_size,
+                max_transfers=1 if once else MAX_TRANSFERS,
+                on_report=report,
+                on_progress=progress,
             )
             click.echo(receiver.hash.hex())
-            for failed in node.status()["failed"]:
-                click.echo(f"rnsfast: {failed['reason']}", err=True)
-            node.on_interface_up(lambda name: receiver.announce())
-            receiver.announce()
-            while not finished.wait(announce_interval):
-                receiver.announce()
-        except RnsfastError as error:
-            fail(str(error), USAGE)
+            node.on_interface_up(lambda name: events.put(InterfaceUp()))
+            if not node.interfaces and (problem := no_way_out(node, home)) is not None:
+                click.echo(f"rnsfast: {printable(problem)}; waiting for one", err=True)
+            code = _serve(receiver, events, once, announce_interval)
+            if once and code in (Exit.OK, Exit.FAILED):
+                receiver.close()  # the sender has the last word
+        except NotStored as error:
+            raise CommandError(f"{directory}: {error}", Exit.FILE) from error
         finally:
-            if once and reports and not stop.is_set():
-                receiver.close()
-                for link in receiver.links():
-                    link.wait_closed(10.0)  # the sender closes when it has the result
             node.stop()
-    if once:
-        code = INTERRUPTED if stop.is_set() and not reports else OK if reports and reports[0].ok else FAILED
-        raise SystemExit(code)
+        receiver.close()
+    raise SystemExit(code)
 
 
-def sentence(report: Report) -> str:
-    """One line for each transfer."""
-    sender = f" from {report.peer.hex()}" if report.peer is not None else ""
-    if not report.ok:
-        return f"failed: {report.name}{sender}: {report.reason}"
-    rate = report.size / max(report.seconds, 1e-6) / 1e6
-    digest = report.sha256.hex() if report.sha256 is not None else ""
-    return f"received {report.saved_as}{sender}: {report.size:,} bytes, {rate:.1f} MB/s, sha256 {digest}"
+def _check_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        raise CommandError(f"{directory} is not a directory", Exit.FILE)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise CommandError(f"{directory} cannot be written to", Exit.FILE)
+
+
+def _own_identity(path: Path) -> Identity:
+    """The identity that a node receives under if it is given none: made once, kept with the node's files."""
+    if not path.exists():
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_new(str(path), Identity().private_key)
+        except OSError as error:
+            raise CommandError(f"{path} cannot be written: {error.strerror}", Exit.FILE) from error
+    return load_identity(path)
+
+
+def _serve(receiver: Receiver, events: SimpleQueue[Any], once: bool, interval: float) -> int:
+    """Announce when it is due and print what happens, until a signal or, with `once`, the end of a transfer."""
+    announced, due = -ANNOUNCE_PAUSE, monotonic()
+    while True:
+        now = monotonic()
+        if now >= due:
+            due = float("inf")  # without an interface: until one comes up
+            if receiver.announce():
+                announced = now
+                due = now + interval if interval else due
+        try:
+            event = events.get(timeout=None if due == float("inf") else max(0.0, due - monotonic()))
+        except Empty:
+            continue
+        if isinstance(event, InterfaceUp):
+            due = min(due, max(monotonic(), announced + ANNOUNCE_PAUSE))
+        elif isinstance(event, Report):
+            _print(event)
+            if once and event.accepted:
+                return Exit.OK if event.ok else Exit.FAILED
+        elif isinstance(event, Stopped):
+            return event.exit_code
+
+
+def _print(report: Report) -> None:
+    """A line for each transfer: on standard output if it succeeded, else on standard error."""
+    sender = "" if report.peer is None else f" from {report.peer.hex()}"
+    name = "something" if report.name is None else report.name
+    if report.ok and report.sha256 is not None:
+        rate = f", {size_text(report.size / report.seconds)}/s" if report.size and report.seconds > 0 else ""
+        click.echo(
+            printable(
+                f"received {report.saved_as}{sender}: {report.size:,} bytes in {time_text(report.seconds)}{rate},"
+                f" sha256 {report.sha256.hex()}"
+            )
+        )
+    elif report.accepted:
+        click.echo(f"rnsfast: {printable(f'{name}{sender} did not arrive: {report.reason}')}", err=True)
+    else:
+        click.echo(f"rnsfast: {printable(f'{name}{sender} was refused: {report.reason}')}", err=True)

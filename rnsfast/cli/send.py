@@ -1,128 +1,145 @@
-"""`rnsfast send`: stream a file to a receiver."""
+"""`rnsfast send`: send a file to a receiver."""
 
 from __future__ import annotations
 
+import sys
 import threading
+from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Final, cast
 
 import click
 
 from rnsfast.cli.common import (
-    FAILED,
-    INTERRUPTED,
-    NOT_STORED,
-    REFUSED,
-    UNKNOWN,
-    UNREACHABLE,
-    USAGE,
-    fail,
+    TRANSFER_LOGLEVEL,
+    Stopped,
+    config_directory,
+    ending_signals,
     load_identity,
-    log_to_stderr,
-    make_node,
+    no_way_out,
     parse_hash,
-    stopping,
+    set_up_logging,
+    start_node,
 )
-from rnsfast.cli.progress import display
-from rnsfast.errors import LinkTimeout, PathNotFound, RnsfastError
-from rnsfast.files.errors import Interrupted, NotAReceiver, NotStored, OutcomeUnknown, Refused, SourceFault
-from rnsfast.files.sender import Outcome, Progress, Sender
-from rnsfast.files.source import open_source
+from rnsfast.cli.exits import CommandError, Exit, code_for, printable
+from rnsfast.cli.progress import choose_display, size_text, time_text
+from rnsfast.errors import PathNotFound, RnsfastError
+from rnsfast.files.errors import Interrupted, SourceFault
+from rnsfast.files.sender import Outcome, Sender
+from rnsfast.files.source import DescriptorSource, open_source
+from rnsfast.node.node import Node
 from rnsfast.node.streams import Compression
 
-CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
-    (Refused, REFUSED),
-    (NotStored, NOT_STORED),
-    (OutcomeUnknown, UNKNOWN),
-    (Interrupted, INTERRUPTED),
-    (NotAReceiver, USAGE),
-    (SourceFault, FAILED),
-    (PathNotFound, UNREACHABLE),
-    (LinkTimeout, UNREACHABLE),
-)
+FIND_WITHIN: Final = 30.0  # seconds for path and link
+LEAVE_WITHIN: Final = 5.0  # seconds for an interrupted transfer to end
 
 
 @click.command()
 @click.argument("file")
-@click.argument("address")
-@click.option("--config", metavar="DIR", help="Configuration directory; without it the usual places are searched.")
-@click.option("--identity", "identity_file", metavar="FILE", help="Show the receiver who is sending.")
-@click.option("--name", help="The name to offer instead of the file's own.")
+@click.argument("hash", metavar="HASH")
+@click.option("--config", metavar="DIR", help="Configuration directory; it is made if it does not exist.")
+@click.option("--identity", metavar="FILE", help="Identify with this identity file, for receivers with an allow list.")
+@click.option("--name", help="The name to offer, instead of the file's own.")
 @click.option(
-    "--timeout", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds for path and link."
+    "--timeout",
+    metavar="S",
+    type=click.FloatRange(0, min_open=True),
+    default=FIND_WITHIN,
+    show_default=True,
+    help="Seconds to find a path and open a link.",
 )
-@click.option("--compression", type=click.Choice(["auto", "never", "always"]), default="auto", show_default=True)
-@click.option("--no-progress", is_flag=True, help="Print the result only.")
+@click.option(
+    "--compression",
+    type=click.Choice(["auto", "never", "always"]),
+    default="auto",
+    show_default=True,
+    help="Compress the content on the way.",
+)
+@click.option("--no-progress", is_flag=True, help="Show no progress.")
 @click.option("-v", "--verbose", count=True, help="Log more; may be repeated.")
 def send(
     file: str,
-    address: str,
+    hash: str,
     config: str | None,
-    identity_file: str | None,
+    identity: str | None,
     name: str | None,
     timeout: float,
     compression: str,
     no_progress: bool,
     verbose: int,
 ) -> None:
-    """Send FILE (- for standard input) to the receiver at ADDRESS, 32 hex digits."""
-    log_to_stderr(1, verbose)
-    destination = parse_hash(address, "the address")
-    identity = None if identity_file is None else load_identity(identity_file)
+    """Send FILE, or standard input for -, to the receiver with the address HASH.
+
+    Ends with status 0 only if the receiver has kept the file and its SHA-256 is that of what was sent.
+    """
+    destination = parse_hash(hash, "destination hash")
+    whose = None if identity is None else load_identity(identity)
     try:
         source = open_source(file)
     except SourceFault as error:
-        fail(str(error))
-    node = make_node(config)
-    shown = display(f"send {source.offered_name}", wanted=not no_progress)
-    outcome: list[Any] = []
-
-    def progress(news: Progress) -> None:
-        shown.show(news.sent, news.size)
-
-    try:
-        node.start()
-        sender = Sender(
-            node, destination, source, name=name, identity=identity,
-            compression=cast(Compression, compression), on_progress=progress,
-        )  # fmt: skip
-
-        def work() -> None:
-            try:
-                outcome.append(sender.run(timeout))
-            except (RnsfastError, OSError) as error:
-                outcome.append(error)
-            finally:
-                done.set()
-
-        done = threading.Event()
-
-        def interrupt() -> None:
-            sender.cancel()
-            threading.Thread(target=node.stop, daemon=True).start()  # ends a search for a path
-
-        with stopping(interrupt):
-            threading.Thread(target=work, name="rnsfast-send", daemon=True).start()
-            done.wait()
-    except RnsfastError as error:
-        outcome.append(error)
-    finally:
-        result = outcome[0] if outcome else None
-        shown.end(complete=isinstance(result, Outcome))
-        node.stop()
-        source.close()
-    if isinstance(result, Outcome):
-        click.echo(summary(result))
-        return
-    fail(str(result), next((code for kind, code in CODES if isinstance(result, kind)), FAILED if outcome else USAGE))
+        raise CommandError(str(error), Exit.FILE) from error
+    home = config_directory(config)
+    set_up_logging(home, verbose, most=TRANSFER_LOGLEVEL)
+    display = choose_display(sys.stderr, wanted=not no_progress)
+    events: SimpleQueue[Any] = SimpleQueue()
+    with ending_signals(events):
+        node = start_node(config)
+        try:
+            sender = Sender(
+                node,
+                destination,
+                source,
+                name=name,
+                identity=whose,
+                compression=cast(Compression, compression),
+                on_progress=display.show,
+            )
+            outcome = _run(sender, node, home, timeout, events, display.close)
+        finally:
+            node.stop()
+    _print(source, outcome)
 
 
-def summary(outcome: Outcome) -> str:
-    """What arrived, how fast, and that both ends computed the same digest."""
-    rate = outcome.size / max(outcome.seconds, 1e-6) / 1e6
-    lines = [
-        f"sent {outcome.size:,} bytes in {outcome.seconds:.2f} s, {rate:.1f} MB/s",
-        f"sha256 {outcome.sha256.hex()}, the same at the receiver, who saved it as {outcome.saved_as}",
-    ]
+def _run(
+    sender: Sender, node: Node, home: Path, timeout: float, events: SimpleQueue[Any], close_display: Any
+) -> Outcome:
+    """The transfer on a thread of its own: a signal interrupts this one, which holds nothing."""
+
+    def work() -> None:
+        try:
+            events.put(sender.run(timeout))
+        except BaseException as error:
+            events.put(error)
+
+    threading.Thread(target=work, name="rnsfast-send", daemon=True).start()
+    event = events.get()
+    stopped = event if isinstance(event, Stopped) else None
+    if stopped is not None:
+        sender.cancel()
+        node.stop()  # ends the search for a path, too
+        try:
+            event = events.get(timeout=LEAVE_WITHIN)
+        except Empty:
+            event = Interrupted("interrupted")
+    close_display()
+    if isinstance(event, Outcome):
+        return event  # it was faster than the signal
+    if not isinstance(event, RnsfastError):
+        raise event
+    sentence, code = str(event), int(code_for(event))
+    if stopped is not None:
+        code = stopped.exit_code
+        sentence = sentence if isinstance(event, Interrupted) else f"interrupted ({sentence})"
+    elif isinstance(event, PathNotFound) and (problem := no_way_out(node, home)) is not None:
+        sentence = f"{sentence.split(':')[0]}: {problem}"
+    raise CommandError(sentence, code)
+
+
+def _print(source: DescriptorSource, outcome: Outcome) -> None:
+    name = source.name if outcome.saved_as is None else f"{source.name} as {outcome.saved_as}"
+    rate = f", {size_text(outcome.size / outcome.seconds)}/s" if outcome.size and outcome.seconds > 0 else ""
+    click.echo(printable(f"sent {name}"))
+    click.echo(f"{outcome.size:,} bytes in {time_text(outcome.seconds)}{rate}")
     if outcome.carried < outcome.size:
-        lines.insert(1, f"{outcome.carried:,} bytes of content crossed the link, compressed")
-    return "\n".join(lines)
+        click.echo(f"{outcome.carried:,} bytes crossed the link: compressed on the way")
+    click.echo(f"sha256 {outcome.sha256.hex()}, the same at the receiver")

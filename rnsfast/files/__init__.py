@@ -19,12 +19,13 @@ from rnsfast.files.errors import (
     TransferError,
 )
 from rnsfast.files.messages import APP, ASPECT
-from rnsfast.files.receiver import Receiver, Report
+from rnsfast.files.receiver import Receiver
+from rnsfast.files.reception import Arriving, Report
 from rnsfast.files.sender import Outcome, Progress, Sender
 from rnsfast.files.source import Source, open_source
 
 __all__ = [
     "APP", "ASPECT",
-    "Interrupted", "NotAReceiver", "NotStored", "Outcome", "OutcomeUnknown", "Progress", "ProtocolFault", "Receiver",
-    "Refused", "Report", "Sender", "Source", "SourceFault", "TransferError", "open_source",
+    "Arriving", "Interrupted", "NotAReceiver", "NotStored", "Outcome", "OutcomeUnknown", "Progress", "ProtocolFault",
+    "Receiver", "Refused", "Report", "Sender", "Source", "SourceFault", "TransferError", "open_source",
 ]  # fmt: skip
