@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PATIENCE: Final = 1.0  # seconds, floor of a counted timeout: five tries last at least 5 s (protocol 05, 5.3)
 FAST_AFTER: Final = 3  # later messages proved before one is taken for lost; local
 FAST_TRIES: Final = 3  # fast retransmissions within one counted try, each waiting twice as long as the one before
+BEYOND: Final = 2 * ACCEPTANCE_SPAN  # messages this far ahead are dropped; closer ones wait, unproved, for the gap
 BACKLOG: Final = 64 * 1024 * 1024  # bytes delivered and not consumed; beyond, packets are dropped unproved
 UNOPENED: Final = 1024 * 1024  # bytes kept for stream ids nobody reads yet; beyond, the stream is cut off
 UNOPENED_STREAMS: Final = 64  # stream ids nobody reads yet; beyond, data is dropped and counted
@@ -86,6 +87,8 @@ class Channel:
         self.next_tx = 0
         self.next_rx = 0
         self.held: dict[int, bytes] = {}  # early messages by sequence; at most 48
+        self.beyond: dict[int, tuple[bytes, bytes]] = {}  # too early to be accepted, with their hashes; at most 47
+        self.reach = BEYOND
         self.readers: dict[int, ReceiveStream] = {}
         self.backlog = 0  # bytes handed up and not consumed
         self.backlog_limit = BACKLOG
@@ -400,6 +403,7 @@ class Channel:
         self.granted = 0
         self._streams.clear()
         self.held.clear()
+        self.beyond.clear()
         reason = self.link.closing
         for reader in (*self.readers.values(), *self._unopened.values()):
             if not reader.eof and reader.broken is None:
@@ -441,6 +445,8 @@ class Channel:
                     drops[Drop.CHANNEL_DUPLICATE] += 1
             elif ahead < 0x8000:
                 drops[Drop.CHANNEL_TOO_FAR] += 1
+                if ahead < self.reach:
+                    self.beyond[(expected + ahead) & 0xFFFF] = plain, self._hash(token)
                 continue
             else:
                 drops[Drop.CHANNEL_DUPLICATE] += 1
@@ -450,6 +456,8 @@ class Channel:
             else:
                 update_long(digest, token)
             hashes.append(digest.digest())
+        if self.beyond and expected != self.next_rx:
+            expected = self._admit(expected, ready, hashes)
         self.next_rx = expected
         if authentic:
             link.heard(now, data=True)
@@ -457,6 +465,31 @@ class Channel:
             self._deliver(ready)
         if hashes:
             link.prove(hashes)
+
+    def _hash(self, token: bytes) -> bytes:
+        """The hash of a channel packet that was received."""
+        digest = self._hash_base.copy()
+        update_long(digest, token)
+        return digest.digest()
+
+    def _admit(self, expected: int, ready: list[bytes], hashes: list[bytes]) -> int:
+        """Accept what was too far ahead and is no longer. Returns the sequence expected next."""
+        beyond, held = self.beyond, self.held
+        for sequence in sorted(beyond, key=lambda s: (s - expected + 0x8000) & 0xFFFF):
+            ahead = (sequence - expected) & 0xFFFF
+            if ACCEPTANCE_SPAN < ahead < 0x8000:
+                break  # the others are further ahead
+            plain, packet_hash = beyond.pop(sequence)
+            hashes.append(packet_hash)
+            if ahead == 0:
+                ready.append(plain)
+                expected = (expected + 1) & 0xFFFF
+                while held and (early := held.pop(expected, None)) is not None:
+                    ready.append(early)
+                    expected = (expected + 1) & 0xFFFF
+            elif ahead <= ACCEPTANCE_SPAN:
+                held.setdefault(sequence, plain)
+        return expected
 
     def _deliver(self, plains: list[bytes]) -> None:
         """Hand over messages that are in order: chunks to their streams, the rest to the application in one batch."""

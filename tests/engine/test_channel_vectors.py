@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rnsfast.crypto.token import TokenKey
-from rnsfast.engine.channel import Channel, Envelope, Ticket
+from rnsfast.engine.channel import BEYOND, Channel, Envelope, Ticket
 from rnsfast.engine.linkstate import State
 from rnsfast.engine.streams import ReceiveStream, SendStream
 from rnsfast.engine.window import TRIES, Window, timeout
@@ -124,12 +124,13 @@ def test_upgrade_happens_once_and_never_beyond_48() -> None:
 
 
 class Receiving:
-    """A receiver fed one packet at a time or in batches."""
+    """A receiver fed one packet at a time or in batches. The traces drop whatever is beyond the span: `reach` 0."""
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, reach: int = BEYOND) -> None:
         self.link, self.recorder, self.port = make_link()
         self.channel = self.link.open_channel(NOW)
         self.channel.next_rx = start
+        self.channel.reach = reach
         self.count = 0
 
     def packet(self, sequence: int, msgtype: int = NOTE, payload: bytes | None = None) -> bytes:
@@ -152,7 +153,7 @@ class Receiving:
 
 @pytest.mark.parametrize("case", vectors("channel", "receive", "traces"), ids=by_name)
 def test_receiving_as_in_the_trace_where_robust(case: Case) -> None:
-    receiving = Receiving(case["next_rx_at_start"])
+    receiving = Receiving(case["next_rx_at_start"], 0)
     for number, step in enumerate(case["steps"]):
         known = step["kind"] == "note"
         expected = step.get("robust") or {**step["reference"], "prove": True}
@@ -168,7 +169,7 @@ def test_receiving_as_in_the_trace_where_robust(case: Case) -> None:
 
 @pytest.mark.parametrize("case", vectors("channel", "receive", "traces"), ids=by_name)
 def test_a_trace_in_one_batch_ends_as_one_by_one(case: Case) -> None:
-    single, batched = Receiving(case["next_rx_at_start"]), Receiving(case["next_rx_at_start"])
+    single, batched = Receiving(case["next_rx_at_start"], 0), Receiving(case["next_rx_at_start"], 0)
     one_by_one: list[int] = []
     for step in case["steps"]:
         one_by_one += single.give(single.packet(step["seq"]))[0]
