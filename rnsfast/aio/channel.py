@@ -62,7 +62,9 @@ class Channel:
             return engine.is_ready
 
     async def send(self, message: Message, timeout: float | None = None) -> Ticket:
-        """Send one message; waits for room in the window, in order of arrival. If it is cancelled, nothing was queued.
+        """Send one message; waits for room in the window. If it is cancelled, nothing was queued.
+
+        Tasks of one loop are served in order of arrival.
 
         Raises as `rnsfast.Channel.send`: ChannelFull, LinkClosed, MessageTooLarge, MessageTypeError.
         """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,63 @@ log = logging.getLogger(__name__)
 Handler = Callable[[Any], Any]
 
 
+class Senders:
+    """Who waits for room in an asyncio loop, in order of arrival; the owner of their tickets."""
+
+    __slots__ = ("_engine", "_give_back", "_lock", "_ringing", "_rings")
+
+    def __init__(self, engine: EngineChannel, lock: Any, give_back: Callable[[list[Ticket]], object]) -> None:
+        self._engine = engine
+        self._give_back = give_back
+        self._lock = lock  # the node's
+        self._ringing = threading.Lock()  # taken before the node's: who was granted room first is rung first
+        self._rings: OrderedDict[Ticket, Callable[[], object]] = OrderedDict()
+
+    @property
+    def has_waiters(self) -> bool:
+        """Under the lock."""
+        return bool(self._rings)
+
+    def add(self, ticket: Ticket, ring: Callable[[], object], *, first: bool) -> None:
+        """Have `ring` called once when the ticket is granted its room, or the channel is closed. Under the lock.
+
+        One that was here keeps its place. `first` is for one that lost its room again.
+        """
+        ticket.owner = self
+        self._rings[ticket] = ring
+        if first:
+            self._rings.move_to_end(ticket, last=False)
+
+    def remove(self, tickets: list[Ticket]) -> None:
+        """They wait no more. Under the lock."""
+        for ticket in tickets:
+            self._rings.pop(ticket, None)
+
+    def notify(self) -> list[Callable[[], object]]:
+        """What is to be done after the lock is released. Under the lock."""
+        return [self._ring]
+
+    def _ring(self) -> None:
+        """Room is granted in order of arrival, so it is the first ones that are rung, if any."""
+        lost: list[Ticket] = []
+        with self._ringing:
+            rings = []
+            with self._lock:
+                while self._rings:
+                    ticket = next(iter(self._rings))
+                    if not (ticket.granted or self._engine.closed):
+                        break
+                    rings.append((ticket, self._rings.pop(ticket)))
+            for ticket, ring in rings:
+                try:
+                    ring()
+                except RuntimeError:
+                    log.debug("link %s: a sender's event loop is closed", self._engine.link)
+                    lost.append(ticket)
+        if lost:
+            self._give_back(lost)
+
+
 class Channel(Waitable):
     """A reliable, ordered message pipe, `link.channel`. One for each end of a link, the same object every time.
 
@@ -30,7 +88,7 @@ class Channel(Waitable):
     Register the types first. Handlers run on a callback thread, one message at a time, and may call anything here.
     """
 
-    __slots__ = ("_delivering", "_engine", "_handlers", "_inbox", "_link", "_reactor", "_types")
+    __slots__ = ("_delivering", "_engine", "_handlers", "_inbox", "_link", "_reactor", "_senders", "_types")
 
     def __init__(self, link: Link, engine: EngineChannel) -> None:
         super().__init__(link._reactor.lock)
@@ -40,6 +98,7 @@ class Channel(Waitable):
         self._types: dict[int, type] = {}
         self._handlers: list[Handler] = []
         self._inbox: deque[tuple[int, bytes]] = deque()  # bounded by the engine's backlog limit
+        self._senders = Senders(engine, self._lock, self._withdraw)
         self._delivering = False  # a batch is in the hands of the handlers, the rest of it may come back
         engine.owner = self
 
@@ -254,6 +313,7 @@ class Channel(Waitable):
         """Take back what has not been sent; returns how many that are. Room that was kept for it goes to the next."""
         with self._reactor.turn as now:
             unsent = sum([self._engine.cancel(ticket) for ticket in tickets])
+            self._senders.remove(tickets)
             self._engine.pump(now)
             return unsent
 
@@ -268,7 +328,7 @@ class Channel(Waitable):
                 raise self._closed()
             if not self._engine.send(ticket, now):
                 ticket.deferred = True
-                self._watch(ticket, ring)
+                self._senders.add(ticket, ring, first=False)
         return ticket
 
     def _claim(self, ticket: Ticket, ring: Callable[[], object]) -> bool:
@@ -276,17 +336,13 @@ class Channel(Waitable):
         with self._reactor.turn as now:
             if self._engine.closed:
                 raise self._closed()
+            had_room = ticket.granted
             if self._engine.claim(ticket, now):
+                self._senders.remove([ticket])
                 ticket.owner = None
                 return True
-            if not ticket.granted:
-                self._watch(ticket, ring)
+            self._senders.add(ticket, ring, first=had_room)
             return False
-
-    def _watch(self, ticket: Ticket, ring: Callable[[], object]) -> None:
-        """Under the lock."""
-        ticket.owner = waiter = Waitable(self._lock)
-        waiter.watch(ring)
 
     def _ticket(self, message: Message) -> Ticket:
         number, payload = type_of(message), message.pack()
