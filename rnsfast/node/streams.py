@@ -84,6 +84,7 @@ class StreamWriter(io.RawIOBase):
         self._compressor = Compressor(compression, channel.stream_mdu)
         self._waiter = _Waiter(self._reactor.lock)
         self._finished = False
+        self._discarded = 0  # bytes accepted and thrown away by `abort`
         self.timeout: float | None = None
         self.written = 0  # bytes accepted
         self.carried = 0  # what became of them after compression
@@ -102,7 +103,7 @@ class StreamWriter(io.RawIOBase):
     @property
     def sent(self) -> int:
         """Bytes handed to the window: on their way, or proved."""
-        return self.written - self._stream.buffered
+        return self.written - self._discarded - self._stream.buffered
 
     @property
     def room(self) -> int:
@@ -228,6 +229,7 @@ class StreamWriter(io.RawIOBase):
         """
         with self._reactor.turn:
             self._finished = True
+            self._discarded += self._stream.buffered
             self._channel.abandon(self._stream)
         super().close()
 
