@@ -87,8 +87,9 @@ def test_a_hundred_thousand_messages_leave_nothing_behind() -> None:
         pair.to_b.on_carry = None
         rest(pair)
         after = load(pair.a) + load(pair.b)
-        after["timers"] = min(after["timers"], before["timers"] + 4)  # entries that were replaced and are not yet due
-        assert after - before == Counter() or after == before, after - before
+        assert after["timers"] <= before["timers"] + 4  # entries that were replaced and are not yet due
+        after["timers"] = min(after["timers"], before["timers"])
+        assert after - before == Counter(), after - before
         assert threading.active_count() <= threads
         assert most_threads <= threads + 4 + 2  # the senders, and a callback thread or two
         assert link.channel._engine.next_tx == 100_001 & 0xFFFF  # past the end of the numbers
