@@ -80,6 +80,11 @@ class Sleepers:
 
         return Condition(lock)
 
+    def forget(self) -> None:
+        """Whoever has slept until now does not count."""
+        while self._asleep.acquire(blocking=False):
+            pass
+
     def await_one(self, count: int = 1) -> None:
         """Wait until `count` more threads sleep."""
         for _ in range(count):
@@ -205,6 +210,12 @@ class Wire:
         with self._changed:
             assert self._changed.wait_for(lambda: self.carried >= count, PATIENCE), f"{self.carried} carried"
 
+    def restart(self) -> None:
+        """The receiver begins anew: what its last run did not take is lost."""
+        with self._changed:
+            self._queue.clear()
+            self._draining = False
+
     def _pass_on(self, packets: list[bytes]) -> None:
         sink = self.sink
         if sink is None or not packets:
@@ -253,6 +264,8 @@ class Interface:
 
     def start(self, runtime: Any) -> None:
         self._runtime = runtime
+        if self.peer is not None:
+            self.peer.wire.restart()
         self.port = Port(self.name, **self._options)
         runtime.attach(self.port, self)
         self._look()
@@ -313,6 +326,7 @@ class Pair:
         self.a = Node.from_interfaces([self.end_a], self.config)
         self.b = Node.from_interfaces([self.end_b], self.config)
         self._names = 0
+        self.sleepers: Sleepers | None = None  # told to forget the waits that making a link takes
 
     def start(self) -> Pair:
         self.a.start()
@@ -336,7 +350,10 @@ class Pair:
         inbox = self.b.register(Identity(), "test", f"n{self._names}")
         inbox.on_link(handler)
         link = self.a.connect(inbox.hash, "test", f"n{self._names}", timeout=PATIENCE)
-        return link, arrived.get(timeout=PATIENCE)
+        peer = arrived.get(timeout=PATIENCE)
+        if self.sleepers is not None:
+            self.sleepers.forget()
+        return link, peer
 
 
 @contextmanager

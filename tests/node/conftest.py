@@ -22,4 +22,5 @@ def sleepers(monkeypatch: pytest.MonkeyPatch) -> Sleepers:
 @pytest.fixture
 def pair(clock: Clock, sleepers: Sleepers) -> Iterator[Pair]:
     with joined() as pair:
+        pair.sleepers = sleepers
         yield pair
