@@ -96,7 +96,8 @@ class Sender:
         self._digest = hashlib.sha256()
         self._lock = threading.Lock()
         self._cancelled = False
-        self._writing = False
+        self._answered = False  # to the offer
+        self._told = False  # the digest
         self._link: Link | None = None
         self.sent = 0  # bytes read of the source and given to the stream
 
@@ -151,8 +152,10 @@ class Sender:
             raise Interrupted("interrupted before anything was sent")
 
     def _first(self, message: FileMessage) -> bool:
-        """On a callback thread. Whatever comes while we write means that writing is pointless."""
-        if self._writing:
+        """On a callback thread. What comes between answer and digest means that sending the rest is pointless."""
+        if not self._answered:
+            self._answered = True
+        elif not self._told:
             with self._lock:
                 link = self._link
             if link is not None:
@@ -167,12 +170,11 @@ class Sender:
             self._offer(talk)
             writer = link.open_writer(STREAM, compression=self._compression)
             try:
-                self._writing = True
                 self._content(writer)
             finally:
-                self._writing = False
                 writer.abort()  # has no effect on one that was finished
             digest = self._digest.digest()
+            self._told = True
             talk.send(Digest(self.sent, digest))
         except (LinkClosed, LinkEnded) as error:
             self._ended(talk, error)
