@@ -16,7 +16,7 @@ from rnsfast.engine.destination import Destination, Direction, ProofStrategy
 from rnsfast.engine.engine import Engine
 from rnsfast.engine.known import Known
 from rnsfast.engine.receipts import Status
-from rnsfast.errors import ConfigError, InterfaceError, LinkTimeout, NodeClosed, PathNotFound
+from rnsfast.errors import ConfigError, InterfaceError, LinkClosed, LinkTimeout, NodeClosed, PathNotFound
 from rnsfast.interfaces import registry
 from rnsfast.interfaces.base import Interface
 from rnsfast.node.config import (
@@ -448,6 +448,7 @@ class Node:
         Raises:
             PathNotFound: no path within `timeout`.
             LinkTimeout: a path, but no valid link proof within `timeout`.
+            LinkClosed: the link was established, and closed again before this call could return it.
             ValueError: the hash has not 16 bytes, or does not belong to the name.
             NodeClosed: the node was stopped, before or meanwhile.
 
@@ -485,6 +486,8 @@ class Node:
         if not link.is_active:
             link.close()
             self._check_running()
+            if link._engine.activated_at is not None:
+                raise LinkClosed(link.id, link.closing)
             return False
         if identity is not None:
             link.identify(identity)

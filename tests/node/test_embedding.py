@@ -244,7 +244,10 @@ def test_interface_that_comes_up_while_the_node_stops_is_closed(
 
 
 def test_exception_in_a_callback_is_logged_and_harms_nothing(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    logged = threading.Event()
+
     def on_link(link: Link) -> None:
+        link.on_close(lambda link: logged.set())  # after this call, on the same strand
         raise ArithmeticError("in the program's own code")
 
     link, _ = pair.link(lambda link: None)
@@ -253,7 +256,7 @@ def test_exception_in_a_callback_is_logged_and_harms_nothing(pair: Pair, caplog:
     other = pair.a.connect(inbox.hash, "test", "raises", timeout=PATIENCE)
     assert other.is_active
     other.close()
-    settle(pair.b)
+    assert logged.wait(PATIENCE)
     pair.link()
     assert link.is_active
     assert "in the program's own code" in caplog.text
@@ -290,12 +293,15 @@ def test_node_can_be_stopped_inside_any_callback(where: str) -> None:
                     link.on_close(stop)
 
             inbox.on_link(on_link)
-            link = pair.a.connect(inbox.hash, "test", "stop", timeout=PATIENCE)
-            if where == "on_message":
-                link.channel.send(number(1), timeout=PATIENCE)
-            elif where == "on_close":
-                link.close()
-            assert link.wait_closed(PATIENCE)
+            try:
+                link = pair.a.connect(inbox.hash, "test", "stop", timeout=PATIENCE)
+                if where == "on_message":
+                    link.channel.send(number(1), timeout=PATIENCE)
+                elif where == "on_close":
+                    link.close()
+                assert link.wait_closed(PATIENCE)
+            except LinkClosed:
+                assert where == "on_link"  # it was over before it had begun here
         assert stopped.wait(PATIENCE)
         assert not node.is_running
         node.start()

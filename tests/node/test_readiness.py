@@ -299,6 +299,18 @@ def test_node_that_stops_between_path_and_request_leaves_no_link_waiting(
         Worker(lambda: pair.a.connect(link.destination_hash, "test", "n1", timeout=None)).result()
 
 
+def test_link_that_is_closed_before_connect_can_return_it_says_so(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    decided = pair.a._is_connected
+
+    def close_first(link: Link, identity: Any) -> bool:
+        link.close()
+        return decided(link, identity)
+
+    monkeypatch.setattr(pair.a, "_is_connected", close_first)
+    with pytest.raises(LinkClosed):
+        pair.link()
+
+
 # ------------------------------------------------------------------ R7
 
 
