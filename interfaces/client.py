@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from rnsfast.engine.port import Port
 from rnsfast.interfaces.base import Address, Framing, Handle, Runtime
 from rnsfast.interfaces.common import CommonConfig, Medium, bracketed, ifac_key, make_port
 from rnsfast.interfaces.framing import HDLC
 from rnsfast.interfaces.sockets import code, preferred, tune
 from rnsfast.interfaces.stream import Cause, End, StreamConnection, receive_buffer
-
-from rnsfast.engine.port import Port
 from rnsfast.osio.poller import WRITE
 from rnsfast.wire.drop import Drop
 

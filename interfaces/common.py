@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rnsfast.interfaces.base import Section
-
 from rnsfast.engine.port import Port
+from rnsfast.interfaces.base import Section
 from rnsfast.wire.ifac import IfacKey
 from rnsfast.wire.mtu import hw_mtu_for_bitrate
 

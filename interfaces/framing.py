@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Final
 
 from rnsfast.interfaces.base import Framing
-
 from rnsfast.wire import hdlc, kiss
 
 

@@ -13,13 +13,12 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from rnsfast.engine.port import Port
 from rnsfast.interfaces.base import Handle, Runtime
 from rnsfast.interfaces.common import CommonConfig, Medium, bracketed, ifac_key, make_port
 from rnsfast.interfaces.framing import HDLC
 from rnsfast.interfaces.sockets import bind_failure, code, device_address, listen_addresses, open_listener, tune
 from rnsfast.interfaces.stream import End, StreamConnection, receive_buffer
-
-from rnsfast.engine.port import Port
 from rnsfast.osio.poller import READ
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from rnsfast.interfaces.base import Address
-
 from rnsfast.errors import InterfaceError
+from rnsfast.interfaces.base import Address
 
 #: (user timeout in ms, idle, interval in seconds, count): how fast a dead path is noticed on Linux.
 NORMAL_KEEPALIVE: Final = (24_000, 5, 2, 12)

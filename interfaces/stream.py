@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from rnsfast.interfaces.base import Framing, Handle, Runtime
-
 from rnsfast.engine.port import Port
+from rnsfast.interfaces.base import Framing, Handle, Runtime
 from rnsfast.osio.backend import open_backend
 from rnsfast.osio.contract import BatchIO, IOBroken, IOClosed, Kind, RxBatch, TxResult, TxState
 from rnsfast.osio.poller import READ, WRITE

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from rnsfast.interfaces.backbone import BackboneClientConfig, BackboneClientInterface
 from rnsfast.interfaces.client import RECONNECT_WAIT, State, StreamClient
 from rnsfast.interfaces.common import CommonConfig
 from rnsfast.interfaces.framing import HDLC, KISS
 from rnsfast.interfaces.stream import STALL_TIME
 from rnsfast.interfaces.tcp import TcpClientConfig, TcpClientInterface
-
 from rnsfast.wire.drop import Drop
 from tests.fakes import PATIENCE, FakeRuntime
 

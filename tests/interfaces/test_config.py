@@ -6,6 +6,8 @@ import re
 from typing import Any
 
 import pytest
+
+from rnsfast.errors import ConfigError
 from rnsfast.interfaces import registry
 from rnsfast.interfaces.backbone import (
     BackboneClientConfig,
@@ -17,8 +19,6 @@ from rnsfast.interfaces.base import Interface, Section
 from rnsfast.interfaces.common import BUILT_IN, CommonConfig, Defaults, Medium, ifac_key, make_port
 from rnsfast.interfaces.framing import HDLC, KISS
 from rnsfast.interfaces.tcp import TcpClientConfig, TcpClientInterface, TcpServerConfig, TcpServerInterface
-
-from rnsfast.errors import ConfigError
 from rnsfast.node.config import parse_config
 from tests.vectors_support import Case, unhex, vectors
 

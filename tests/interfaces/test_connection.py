@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+
+from rnsfast.engine.port import Port
 from rnsfast.interfaces.framing import HDLC, KISS
 from rnsfast.interfaces.stream import (
     CONGESTED_ABOVE,
@@ -21,8 +23,6 @@ from rnsfast.interfaces.stream import (
     StreamConnection,
     receive_buffer,
 )
-
-from rnsfast.engine.port import Port
 from rnsfast.osio.poller import READ, WRITE
 from rnsfast.wire.drop import Drop
 from rnsfast.wire.hdlc import HdlcDecoder

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from rnsfast.errors import InterfaceError
 from rnsfast.interfaces.backbone import BackboneConfig, BackboneInterface, FlappingGuard, FlappingRules
 from rnsfast.interfaces.common import CommonConfig
 from rnsfast.interfaces.framing import HDLC
 from rnsfast.interfaces.listener import PAUSE, StreamListener
 from rnsfast.interfaces.tcp import TcpServerConfig, TcpServerInterface
-
-from rnsfast.errors import InterfaceError
 from rnsfast.wire.drop import Drop
 from tests.fakes import PATIENCE, FakeRuntime
 from tests.vectors_support import Case, vectors

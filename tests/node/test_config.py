@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rnsfast.interfaces.common import CommonConfig
 
 from rnsfast.errors import ConfigError, StorageError
+from rnsfast.interfaces.common import CommonConfig
 from rnsfast.node.config import (
     NodeConfig,
     check_sections,
