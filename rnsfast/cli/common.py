@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
+import socket
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty
+from time import monotonic
 from types import FrameType
 from typing import Any, Final
 
@@ -19,7 +24,8 @@ from rnsfast.node.config import CONFIG_NAME, NodeConfig, find_config_dir, read_c
 from rnsfast.node.node import Node
 
 ENDING: Final = tuple(number for name in ("SIGINT", "SIGTERM") if (number := getattr(signal, name, None)) is not None)
-TRANSFER_LOGLEVEL: Final = 2  # send and receive show warnings and worse, whatever the configuration says
+SEND_LOGLEVEL: Final = 1  # `send` shows errors only, whatever the configuration says: it ends with a sentence anyway
+RECEIVE_LOGLEVEL: Final = 2  # `receive` shows warnings, too
 
 
 class Stopped:
@@ -34,21 +40,59 @@ class Stopped:
         return 128 + self.number
 
 
-@contextmanager
-def ending_signals(events: SimpleQueue[Any]) -> Iterator[None]:
-    """Put a Stopped into `events` on the first SIGINT or SIGTERM; the second one ends the process at once."""
+class Events:
+    """What the main thread waits for: any thread and signal handlers put, the main thread gets.
 
-    def handler(number: int, frame: FrameType | None) -> None:
-        for each in ENDING:
-            signal.signal(each, signal.SIG_DFL)
-        events.put(Stopped(number))  # a SimpleQueue may be used in a signal handler, also while it is being waited on
+    It waits for a socket that signals write to as well. A lock would not do: a signal that another thread takes, or
+    that arrives just before the wait, does not wake who waits for a lock.
+    """
 
-    before = {number: signal.signal(number, handler) for number in ENDING}
-    try:
-        yield
-    finally:
-        for number, action in before.items():
-            signal.signal(number, action)
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def put(self, item: Any) -> None:
+        """Never waits."""
+        self._items.append(item)
+        with suppress(OSError):  # full: then it is readable anyway; closed: nobody waits any more
+            self._writer.send(b"\0")
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The oldest item. Raises queue.Empty if none comes within `timeout` seconds."""
+        end = None if timeout is None else monotonic() + timeout
+        while not self._items:
+            remaining = None if end is None else end - monotonic()
+            if remaining is not None and remaining <= 0:
+                raise Empty
+            if select.select([self._reader], [], [], remaining)[0]:
+                with suppress(BlockingIOError):
+                    self._reader.recv(4096)
+        return self._items.popleft()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside, the first SIGINT or SIGTERM puts a Stopped, and a second one ends the process at once."""
+        first: list[int] = []
+
+        def handler(number: int, frame: FrameType | None) -> None:
+            if first:
+                os._exit(128 + number)
+            first.append(number)
+            signal.signal(number, signal.SIG_DFL)  # also when the process is stuck and runs no handlers
+            self.put(Stopped(number))
+
+        before = {number: signal.signal(number, handler) for number in ENDING}
+        wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, action in before.items():
+                signal.signal(number, action)
+            self._reader.close()
+            self._writer.close()
 
 
 class LateStderr:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from queue import SimpleQueue
 
 import click
 
 from rnsfast import __version__
-from rnsfast.cli.common import Stopped, config_directory, ending_signals, set_up_logging, start_node, state_of
+from rnsfast.cli.common import Events, config_directory, set_up_logging, start_node, state_of
 from rnsfast.cli.exits import printable
 from rnsfast.node.node import Node
 
@@ -22,8 +21,8 @@ def node(config: str | None, strict: bool, verbose: int, quiet: int) -> None:
     """Run a node until SIGINT or SIGTERM; a second signal ends it at once. The log goes to standard error."""
     directory = config_directory(config)
     set_up_logging(directory, verbose - quiet)
-    events: SimpleQueue[Stopped] = SimpleQueue()
-    with ending_signals(events):
+    events = Events()
+    with events.listening():
         running = start_node(config, strict=strict)
         try:
             _introduce(running, directory)

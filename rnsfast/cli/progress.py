@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import IO, Final, Protocol
+from typing import IO, Any, Final, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
@@ -148,20 +148,18 @@ class BarDisplay(_Paced):
     def show(self, progress: Progress) -> None:
         """Called as often as one likes."""
         due = self.is_due(progress)
-        if self._task is None:
-            self._task = self._bar.add_task("", total=None, percent="", note="")
-            self._bar.start()
-        elif not due:
-            return
         fraction = progress.fraction
-        self._bar.update(
-            self._task,
-            total=None if fraction is None else 1.0,
-            completed=fraction or 0.0,
-            percent="" if fraction is None else f"{int(fraction * 100):3} %",
-            note=self._meter.describe(progress),
-        )
-        self._bar.refresh()
+        shown: dict[str, Any] = {
+            "total": None if fraction is None else 1.0,
+            "completed": fraction or 0.0,
+            "percent": "" if fraction is None else f"{int(fraction * 100):3} %",
+            "note": self._meter.describe(progress),
+        }
+        if self._task is None:
+            self._task = self._bar.add_task("", **shown)
+            self._bar.start()
+        elif due:
+            self._bar.update(self._task, refresh=True, **shown)
 
     def close(self) -> None:
         """Leave the bar as it is and go to the next line."""

@@ -6,17 +6,17 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from rnsfast.cli.common import (
-    TRANSFER_LOGLEVEL,
+    RECEIVE_LOGLEVEL,
+    Events,
     Stopped,
     config_directory,
-    ending_signals,
     load_identity,
     no_way_out,
     parse_hash,
@@ -76,8 +76,8 @@ def receive(
     directory = Path(target)
     _check_directory(directory)
     home = config_directory(config)
-    set_up_logging(home, verbose, most=TRANSFER_LOGLEVEL)
-    events: SimpleQueue[Any] = SimpleQueue()
+    set_up_logging(home, verbose, most=RECEIVE_LOGLEVEL)
+    events = Events()
     display = choose_display(sys.stderr, wanted=once and not no_progress)  # several transfers have no one bar
 
     def progress(news: Arriving) -> None:
@@ -90,7 +90,7 @@ def receive(
             display.close()
         events.put(news)
 
-    with ending_signals(events):
+    with events.listening():
         node = start_node(config)
         try:
             receiver = Receiver(
@@ -136,7 +136,7 @@ def _own_identity(path: Path) -> Identity:
     return load_identity(path)
 
 
-def _serve(receiver: Receiver, events: SimpleQueue[Any], once: bool, interval: float) -> int:
+def _serve(receiver: Receiver, events: Events, once: bool, interval: float) -> int:
     """Announce when it is due and print what happens, until a signal or, with `once`, the end of a transfer."""
     announced, due = -ANNOUNCE_PAUSE, monotonic()
     while True:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any, Final, cast
 
 import click
 
 from rnsfast.cli.common import (
-    TRANSFER_LOGLEVEL,
+    SEND_LOGLEVEL,
+    Events,
     Stopped,
     config_directory,
-    ending_signals,
     load_identity,
     no_way_out,
     parse_hash,
@@ -79,10 +79,10 @@ def send(
     except SourceFault as error:
         raise CommandError(str(error), Exit.FILE) from error
     home = config_directory(config)
-    set_up_logging(home, verbose, most=TRANSFER_LOGLEVEL)
+    set_up_logging(home, verbose, most=SEND_LOGLEVEL)
     display = choose_display(sys.stderr, wanted=not no_progress)
-    events: SimpleQueue[Any] = SimpleQueue()
-    with ending_signals(events):
+    events = Events()
+    with events.listening():
         node = start_node(config)
         try:
             sender = Sender(
@@ -100,9 +100,7 @@ def send(
     _print(source, outcome)
 
 
-def _run(
-    sender: Sender, node: Node, home: Path, timeout: float, events: SimpleQueue[Any], close_display: Any
-) -> Outcome:
+def _run(sender: Sender, node: Node, home: Path, timeout: float, events: Events, close_display: Any) -> Outcome:
     """The transfer on a thread of its own: a signal interrupts this one, which holds nothing."""
 
     def work() -> None:
