@@ -280,8 +280,12 @@ def test_more_transfers_than_allowed_are_refused_until_one_has_ended(tmp_path: P
 
 def test_more_links_than_allowed_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rnsfast.files.receiver.MAX_LINKS", 1)
-    with bench(tmp_path / "in") as here, here.talk(), here.talk() as second:
-        assert second.link.wait_closed(PATIENCE)
+    with bench(tmp_path / "in") as here, here.talk() as first:
+        first.send(Offer("a", 3))
+        first.expect(Accept, PATIENCE, "answer")
+        with here.talk() as second:
+            assert second.link.wait_closed(PATIENCE)
+        assert first.link.is_active
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "..", "", "a\0b", "a\\b", "\x1b]0;x\x07", "x" * 201, " x"])
