@@ -106,9 +106,7 @@ def test_link_packets_are_proved_by_strategy(pair: Duo, role: Role, strategy: st
             links.put(link)
 
         inbox.on_link(established)
-        told = pair.peer.request(
-            "open", dest=inbox.hash.hex(), name=".".join(OUR_NAME), proof=strategy, prove=answer
-        )
+        told = pair.peer.request("open", dest=inbox.hash.hex(), name=".".join(OUR_NAME), proof=strategy, prove=answer)
         link, peer_end = links.get(timeout=LIMIT), told["link"]
     with link:
         receipt = link.send(b"from us")

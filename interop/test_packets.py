@@ -193,7 +193,9 @@ def test_the_peer_encrypts_to_our_ratchet(pair: Duo) -> None:
 
 
 def test_we_encrypt_to_the_peers_ratchet(pair: Duo) -> None:
-    dest = pair.stock_destination(proof="all", ratchets=str(pair.space.root / f"stock ratchets {Identity().hash.hex()}"))
+    dest = pair.stock_destination(
+        proof="all", ratchets=str(pair.space.root / f"stock ratchets {Identity().hash.hex()}")
+    )
     receipt = pair.node.outbox(dest, *STOCK_NAME.split(".")).send(HELLO)
     assert receipt is not None and receipt.wait(LIMIT)
     got = pair.peer.expect("packet", dest=dest.hex())

@@ -186,11 +186,11 @@ def test_a_writer_of_ours_that_gives_up_leaves_the_peer_without_an_end(pair: Duo
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ROLES)
 def test_ten_links_at_once(pair: Duo, role: Role) -> None:
-    size, joints, readers = 300_000, [], []
-    for _ in range(10):
-        joints.append(
-            join(pair, role, stock={"echoes": [[1, 2]]}, ours=lambda link: readers.append(link.open_reader(2)))
-        )
+    size, readers = 300_000, []
+    joints = [
+        join(pair, role, stock={"echoes": [[1, 2]]}, ours=lambda link: readers.append(link.open_reader(2)))
+        for _ in range(10)
+    ]
     contents = [data("random", f"link {number}", size) for number in range(10)]
     taking = [Task(drain, reader) for reader in readers]
     giving = [Task(pour, joint.link.open_writer(1), content) for joint, content in zip(joints, contents, strict=True)]
