@@ -26,6 +26,7 @@ from rnsfast.node.node import Node
 ENDING: Final = tuple(number for name in ("SIGINT", "SIGTERM") if (number := getattr(signal, name, None)) is not None)
 SEND_LOGLEVEL: Final = 1  # `send` shows errors only, whatever the configuration says: it ends with a sentence anyway
 RECEIVE_LOGLEVEL: Final = 2  # `receive` shows warnings, too
+LINGER: Final = 0.1  # seconds before connections end: stock peers lose what comes right before their end
 
 
 class Stopped:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rnsfast import __version__
-from rnsfast.cli.common import Events, config_directory, set_up_logging, start_node, state_of
+from rnsfast.cli.common import LINGER, Events, config_directory, set_up_logging, start_node, state_of
 from rnsfast.cli.exits import printable
 from rnsfast.node.node import Node
 
@@ -28,7 +28,7 @@ def node(config: str | None, strict: bool, verbose: int, quiet: int) -> None:
             _introduce(running, directory)
             events.get()
         finally:
-            running.stop()
+            running.stop(linger=LINGER)
     click.echo("stopped")
 
 

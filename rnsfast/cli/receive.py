@@ -13,6 +13,7 @@ from typing import Final
 import click
 
 from rnsfast.cli.common import (
+    LINGER,
     RECEIVE_LOGLEVEL,
     Events,
     Stopped,
@@ -113,7 +114,7 @@ def receive(
         except NotStored as error:
             raise CommandError(f"{directory}: {error}", Exit.FILE) from error
         finally:
-            node.stop()
+            node.stop(linger=LINGER)
         receiver.close()
     raise SystemExit(code)
 

@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 import click
 
 from rnsfast.cli.common import (
+    LINGER,
     SEND_LOGLEVEL,
     Events,
     Stopped,
@@ -96,7 +97,7 @@ def send(
             )
             outcome = _run(sender, node, home, timeout, events, display.close)
         finally:
-            node.stop()
+            node.stop(linger=LINGER)
     _print(source, outcome)
 
 
@@ -113,8 +114,8 @@ def _run(sender: Sender, node: Node, home: Path, timeout: float, events: Events,
     event = events.get()
     stopped = event if isinstance(event, Stopped) else None
     if stopped is not None:
-        sender.cancel()
-        node.stop()  # ends the search for a path, too
+        if not sender.cancel():
+            node.stop()  # ends the search for a path
         try:
             event = events.get(timeout=LEAVE_WITHIN)
         except Empty:

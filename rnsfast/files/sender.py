@@ -103,14 +103,15 @@ class Sender:
 
     # ------------------------------------------------------------------ any thread
 
-    def cancel(self) -> None:
-        """Give up: `run` raises Interrupted soon. A `run` that still looks for a path ends when the node stops."""
+    def cancel(self) -> bool:
+        """Give up: `run` raises Interrupted soon. False if it still looks for a path: then stop the node to end it."""
         with self._lock:
             self._cancelled = True
             link = self._link
         self._source.interrupt()
         if link is not None:
             link.close()
+        return link is not None
 
     # ------------------------------------------------------------------ the thread of `run`
 

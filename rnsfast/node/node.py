@@ -204,11 +204,15 @@ class Node:
 
         self._reactor.call_at(monotonic() + RETRY_INTERFACE, attempt)
 
-    def stop(self) -> None:
+    def stop(self, *, linger: float = 0.0) -> None:
         """Close the links, send what is queued, save, close the interfaces, end the threads. Idempotent.
 
         May be called from anywhere, also from a callback. Waiting calls end with LinkClosed or NodeClosed. If a stop is
         under way already, waits for its end, but not in a callback.
+
+        Args:
+            linger: seconds between the last packets and the end of the connections. A stock peer may lose what it has
+                read and not yet handled when the connection ends: without the closing of a link, it waits for more.
         """
         mine = self._is_own_thread()
         with self._state_changed:
@@ -216,17 +220,19 @@ class Node:
             if self._state != "running":
                 return
             self._state = "stopping"
-        self._stop()
+        self._stop(linger)
 
     def _is_own_thread(self) -> bool:
         thread, reactor = threading.current_thread(), self._live
         return reactor is not None and (reactor.is_mine(thread) or self._dispatcher.is_mine(thread))
 
-    def _stop(self) -> None:
+    def _stop(self, linger: float = 0.0) -> None:
         reactor = self._live
         try:
             if reactor is not None:
                 self._end_links(reactor)
+                if linger and not reactor.is_mine(threading.current_thread()):
+                    threading.Event().wait(linger)  # nothing tells when the peer has handled it
                 self._close_interfaces()
                 reactor.stop(STOP_PATIENCE)
                 self._end_links(reactor)  # what has come up meanwhile

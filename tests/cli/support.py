@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -140,3 +142,38 @@ def no_control_characters(lines: Sequence[str]) -> bool:
 def terminal() -> tuple[int, int]:
     """Both ends of a pseudo terminal: ours, and the one for the process."""
     return os.openpty()
+
+
+def wait_for_part(inbox: Path) -> None:
+    """Wait until a transfer has begun to write: told by the directory itself."""
+    with watching(inbox) as created:
+        if not any(inbox.iterdir()):
+            created.get(timeout=PATIENCE)
+
+
+@contextmanager
+def watching(directory: Path) -> Iterator[queue.SimpleQueue[bytes]]:
+    """Events of the directory as the kernel tells them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = libc.inotify_init1(os.O_CLOEXEC)
+    assert descriptor >= 0
+    assert libc.inotify_add_watch(descriptor, os.fsencode(directory), 0x100) >= 0  # IN_CREATE
+    events: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    stop_reader, stop_writer = os.pipe()
+
+    def read() -> None:
+        while True:
+            ready, _, _ = select.select([descriptor, stop_reader], [], [])
+            if stop_reader in ready:
+                return
+            events.put(os.read(descriptor, 4096))
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        yield events
+    finally:
+        os.write(stop_writer, b"!")
+        thread.join(PATIENCE)
+        for each in (descriptor, stop_reader, stop_writer):
+            os.close(each)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import queue
 import random
 import re
 import signal
 import socket
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +30,7 @@ from tests.cli.support import (
     section,
     server,
     terminal,
+    wait_for_part,
     write_config,
 )
 
@@ -257,45 +256,6 @@ def test_a_killed_sender_leaves_nothing(tmp_path: Path) -> None:
             sender.process.kill()
         assert receiver.wait() == 1
         assert os.listdir(inbox) == []
-
-
-def wait_for_part(inbox: Path) -> None:
-    """Wait until a transfer has begun to write: told by the directory itself."""
-    with watching(inbox) as created:
-        if not any(inbox.iterdir()):
-            created.get(timeout=PATIENCE)
-
-
-@contextmanager
-def watching(directory: Path) -> Iterator[queue.SimpleQueue[bytes]]:
-    """Events of the directory as the kernel tells them."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    descriptor = libc.inotify_init1(os.O_CLOEXEC)
-    assert descriptor >= 0
-    assert libc.inotify_add_watch(descriptor, os.fsencode(directory), 0x100) >= 0  # IN_CREATE
-    events: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    stop_reader, stop_writer = os.pipe()
-
-    def read() -> None:
-        import select
-
-        while True:
-            ready, _, _ = select.select([descriptor, stop_reader], [], [])
-            if stop_reader in ready:
-                return
-            events.put(os.read(descriptor, 4096))
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    try:
-        yield events
-    finally:
-        os.write(stop_writer, b"!")
-        thread.join(PATIENCE)
-        for each in (descriptor, stop_reader, stop_writer):
-            os.close(each)
 
 
 # ------------------------------------------------------------------ full disks
