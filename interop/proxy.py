@@ -392,8 +392,7 @@ class FrameProxy:
                         self._handle(lane, body, outlet)
                 if not sink.is_closing():
                     await sink.drain()
-        self._writers.discard(sink)
-        outlet.finish()
+        outlet.finish()  # what is delayed still goes out; the sink stays listed, for whoever closes in between
 
     def _handle(self, lane: Lane, body: bytes, outlet: Outlet) -> None:
         frame, fate, passed = lane.judge(unescape(body), body, time.monotonic() - self._began)
