@@ -136,6 +136,7 @@ class Link:
         self._stale_at = inf
         self._rtt_told = False  # the initiator's RTT packet has been taken
         self._pending: Settlement | None = None
+        self._unsettled: list[Settlement] = []  # signatures of these are being computed
 
     # ------------------------------------------------------------------ what others ask
 
@@ -228,6 +229,8 @@ class Link:
         """Tear down from this side; no-op if closed.  Protocol 03, section 13.3."""
         if why is not None and self.is_open:
             self.closing = why
+        if self._unsettled or self._pending is not None:
+            self._prove_unsettled()
         self.apply(Cause.CLOSE_LOCAL, now)
 
     def give_up(self, why: str, now: float) -> None:
@@ -437,16 +440,32 @@ class Link:
 
     def begin_settling(self) -> None:
         """The signatures noted so far are being computed."""
-        self._pending = None
+        if self._pending is not None:
+            self._unsettled.append(self._pending)
+            self._pending = None
+
+    def _prove_unsettled(self) -> None:
+        """The application has its data and closes before the proofs are made: they go out before the close all the
+        same, so that the peer knows that its last messages arrived.
+        """
+        if self.is_open:
+            waiting = [*self._unsettled, *([] if self._pending is None else [self._pending])]
+            for settlement in waiting:
+                signatures = settlement.signing.sign_many(settlement.hashes)
+                self._send_proofs(settlement.hashes, signatures)
+
+    def _send_proofs(self, hashes: list[bytes], signatures: list[bytes]) -> None:
+        link_id, made = self.link_id, zip(hashes, signatures, strict=True)
+        self.port.send_many([link_proof_packet(link_id, packet_hash, signature) for packet_hash, signature in made])
 
     def settle(self, settlement: Settlement, now: float) -> None:
         """Send the proofs made; take the proofs verified, each of which frees what waited for it.  03, section 12."""
+        if settlement in self._unsettled:
+            self._unsettled.remove(settlement)
         if self.state is State.CLOSED:
             return
         if settlement.signatures:
-            link_id = self.link_id
-            made = zip(settlement.hashes, settlement.signatures, strict=True)
-            self.port.send_many([link_proof_packet(link_id, h, signature) for h, signature in made])
+            self._send_proofs(settlement.hashes, settlement.signatures)
             self.last_data = self.last_outbound = now
         envelopes: list[Envelope] = []
         for waiting, (_, proved), valid in zip(settlement.found, settlement.pairs, settlement.valid, strict=True):
