@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from queue import Empty
 from time import monotonic
@@ -35,6 +36,7 @@ from rnsfast.files.sender import Progress
 
 ANNOUNCE_INTERVAL: Final = 1800.0  # seconds
 ANNOUNCE_PAUSE: Final = 5.0  # seconds between announces, at least, however many connections come up
+ANNOUNCE_AFTER: Final = 0.5  # seconds from a connection to the announce: a stock client drops one that speaks at once
 OWN_IDENTITY: Final = "storage/identities/rnsfast-receive"  # below the configuration directory
 
 
@@ -139,20 +141,20 @@ def _own_identity(path: Path) -> Identity:
 
 def _serve(receiver: Receiver, events: Events, once: bool, interval: float) -> int:
     """Announce when it is due and print what happens, until a signal or, with `once`, the end of a transfer."""
-    announced, due = -ANNOUNCE_PAUSE, monotonic()
+    announced, due = -inf, monotonic()
     while True:
         now = monotonic()
         if now >= due:
-            due = float("inf")  # without an interface: until one comes up
+            due = inf  # without an interface: until one comes up
             if receiver.announce():
                 announced = now
                 due = now + interval if interval else due
         try:
-            event = events.get(timeout=None if due == float("inf") else max(0.0, due - monotonic()))
+            event = events.get(timeout=None if due == inf else max(0.0, due - monotonic()))
         except Empty:
             continue
         if isinstance(event, InterfaceUp):
-            due = min(due, max(monotonic(), announced + ANNOUNCE_PAUSE))
+            due = min(due, max(monotonic() + ANNOUNCE_AFTER, announced + ANNOUNCE_PAUSE))
         elif isinstance(event, Report):
             _print(event)
             if once and event.accepted:

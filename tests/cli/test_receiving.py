@@ -67,7 +67,14 @@ def test_it_announces_at_once_and_then_at_the_interval(monkeypatch: pytest.Monke
 
 def test_an_interface_that_comes_up_is_told_and_the_interval_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     _, announced = serve(monkeypatch, Script((30.0, receive.InterfaceUp()), (110.0, report())))
-    assert announced == [0.0, 30.0, 130.0]
+    assert announced == [0.0, 30.5, 130.5]
+
+
+def test_a_connection_that_has_just_come_up_is_left_alone_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stock client is not ready for packets when its connection is: it would drop it and come again in 5 s."""
+    script = Script((10.0, receive.InterfaceUp()), (0.4, report()), (100.0, report()))
+    _, announced = serve(monkeypatch, script, interval=0)
+    assert announced == [0.0, 10.5]
 
 
 def test_many_connections_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +85,7 @@ def test_many_connections_are_told_together(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_without_an_interval_only_interfaces_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     _, announced = serve(monkeypatch, Script((1e6, receive.InterfaceUp()), (1e6, report())), interval=0)
-    assert announced == [0.0, 1e6]
+    assert announced == [0.0, 1e6 + 0.5]
 
 
 def test_without_an_interface_it_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
