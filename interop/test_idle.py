@@ -92,7 +92,7 @@ def silence(pair: Duo) -> tuple[dict[Role, Joint], dict[Role, list[Link]]]:
 
 @pytest.mark.slow
 def test_a_silent_connection_ends_links_in_time() -> None:
-    """Keepalive 5 s, stale after 10 s, and at most 5 s more until the end: our responder, and the peer in both roles."""
+    """Keepalive 5 s, stale after 10 s, and at most 5 s more until the end: our responder and the peer."""
     with workspace() as space, duo(space, proxied=True) as pair:
         began = monotonic()
         joints, told = silence(pair)
