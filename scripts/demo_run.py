@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -107,13 +108,27 @@ def run(directory: Path, source: Path, processes: list[subprocess.Popen[str]]) -
     say("Try it between two machines: rnsfast receive on the one, rnsfast send FILE ADDRESS on the other.")
 
 
+def end(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def leave(number: int, frame: object) -> None:
+    """A signal: processes and files are cleared away on the way out."""
+    raise SystemExit(128 + number)
+
+
 def main() -> int:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)
     processes: list[subprocess.Popen[str]] = []
     late = threading.Timer(LIMIT, lambda: [process.kill() for process in processes])
     late.daemon = True
     late.start()
     try:
-        with tempfile.TemporaryDirectory(prefix="rnsfast-demo-") as name:
+        with tempfile.TemporaryDirectory(prefix="rnsfast-demo-", ignore_cleanup_errors=True) as name:
             directory = Path(name)
             source = directory / "random.bin"
             if len(sys.argv) > 1:
@@ -122,9 +137,12 @@ def main() -> int:
                     raise Failed(f"{sys.argv[1]} is no file that can be read")
             else:
                 source.write_bytes(os.urandom(SIZE))
-            run(directory, source, processes)
+            try:
+                run(directory, source, processes)
+            finally:
+                end(processes)
         return 0
-    except Failed as error:
+    except (Failed, OSError) as error:
         print(f"scripts/demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -132,10 +150,6 @@ def main() -> int:
         return 130
     finally:
         late.cancel()
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
 
 
 if __name__ == "__main__":

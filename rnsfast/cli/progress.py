@@ -47,7 +47,6 @@ class Meter:
     """Rate and remaining time, from how far a transfer was at which moment."""
 
     def __init__(self, now: float) -> None:
-        self._began = now
         self._marks: deque[tuple[float, int]] = deque([(now, 0)])  # of the last RATE_OVER seconds
 
     def update(self, sent: int, now: float) -> None:
@@ -98,11 +97,14 @@ class _Paced:
 
     def __init__(self, every: float, clock: Callable[[], float]) -> None:
         self._every, self._clock = every, clock
-        self._meter = Meter(clock())
-        self._next = clock() + every
+        self._begun = False
 
     def is_due(self, progress: Progress) -> bool:
         now = self._clock()
+        if not self._begun:  # time begins with the transfer, not with the search for the receiver
+            self._begun = True
+            self._meter = Meter(now)
+            self._next = now + self._every
         self._meter.update(progress.sent, now)
         if now < self._next and not progress.confirmed:
             return False
