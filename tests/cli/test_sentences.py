@@ -11,9 +11,26 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from rnsfast import Identity, __version__
-from rnsfast.cli.exits import Exit, printable
+from rnsfast import (
+    Identity,
+    LinkClosed,
+    LinkTimeout,
+    NodeClosed,
+    PathNotFound,
+    RnsfastError,
+    __version__,
+)
+from rnsfast.cli.exits import Exit, code_for, printable
 from rnsfast.cli.main import main
+from rnsfast.files import (
+    NotAReceiver,
+    NotStored,
+    OutcomeUnknown,
+    ProtocolFault,
+    Refused,
+    SourceFault,
+    TransferError,
+)
 from tests.cli.support import client, free_port, section, server, write_config
 
 HASH = "00" * 16
@@ -217,3 +234,24 @@ def test_strict_makes_a_port_in_use_fatal(tmp_path: Path) -> None:
 
 def test_what_comes_from_the_network_cannot_move_the_cursor() -> None:
     assert printable("a\x1b[2Jb\n\u202e") == "a\\x1b[2Jb\\n\\u202e"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (PathNotFound(""), 4),
+        (LinkTimeout(""), 5),
+        (LinkClosed(bytes(16), ""), 1),
+        (Refused(""), 6),
+        (NotStored(""), 1),
+        (ProtocolFault(""), 1),
+        (TransferError(""), 1),
+        (SourceFault(""), 3),
+        (NotAReceiver(""), 2),
+        (OutcomeUnknown(""), 8),
+        (NodeClosed(""), 7),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_cause_has_the_exit_status_of_the_documentation(error: RnsfastError, code: int) -> None:
+    assert code_for(error) == code
