@@ -17,6 +17,7 @@ from rnsfast.crypto.identity import Identity
 from rnsfast.crypto.token import TokenKey
 from rnsfast.crypto.x25519 import X25519Key
 from rnsfast.engine.channel import Channel, Envelope
+from rnsfast.engine.control import HANDLERS
 from rnsfast.engine.linkstate import (
     GRACE_RTT_FACTOR,
     KEEPALIVE_MAX,
@@ -34,7 +35,7 @@ from rnsfast.engine.linkstate import (
 )
 from rnsfast.engine.receipts import LIMIT as RECEIPT_LIMIT
 from rnsfast.engine.receipts import Receipt, Status
-from rnsfast.engine.requests import PendingRequest, receive_request, receive_response, refuse_resource
+from rnsfast.engine.requests import PendingRequest
 from rnsfast.engine.settling import Settlement
 from rnsfast.wire.drop import Drop
 from rnsfast.wire.handshake import (
@@ -43,8 +44,6 @@ from rnsfast.wire.handshake import (
     build_rtt,
     identify_signed_data,
     link_proof_signed_data,
-    parse_identify,
-    parse_rtt,
 )
 from rnsfast.wire.packet import (
     CTX_CHANNEL,
@@ -54,10 +53,7 @@ from rnsfast.wire.packet import (
     CTX_LRPROOF,
     CTX_LRRTT,
     CTX_NONE,
-    CTX_REQUEST,
-    CTX_RESOURCE_ADV,
     CTX_RESOURCE_PRF,
-    CTX_RESPONSE,
     DATA,
     LINK,
     MTU,
@@ -66,7 +62,6 @@ from rnsfast.wire.packet import (
     make_raw,
 )
 from rnsfast.wire.proof import link_proof_packet
-from rnsfast.wire.requests import unpack
 
 if TYPE_CHECKING:
     from rnsfast.engine.destination import Destination
@@ -78,7 +73,6 @@ PONG: Final = b"\xfe"
 EARLY_PACKETS: Final = 48  # channel packets held, unproved, until the channel is opened (protocol 05, section 10)
 
 _DATA_FLAGS: Final = LINK << 2 | DATA
-_HANDLED_LATER: Final = frozenset((0x01, 0x03, 0x04, 0x06, 0x07, 0x08, 0x0B, 0x0C, 0x0D, 0xFD))
 
 
 class Link:
@@ -134,7 +128,7 @@ class Link:
         self._key: TokenKey | None = None
         self._early: list[bytes] = []
         self._stale_at = inf
-        self._rtt_told = False  # the initiator's RTT packet has been taken
+        self.rtt_told = False  # the initiator's RTT packet has been taken
         self._pending: Settlement | None = None
         self._unsettled: list[Settlement] = []  # signatures of these are being computed
 
@@ -343,18 +337,10 @@ class Link:
         self.rtt = max(rtt, 0.0)
         self.apply(Cause.ROUND_TRIP_KNOWN, now)
 
-    def _receive_rtt(self, plain: bytes, now: float) -> None:
-        """Responder: the initiator's measurement.  Protocol 03, section 7."""
-        if self._rtt_told:
-            self.port.drops[Drop.LINK_UNEXPECTED] += 1
-            return
-        rtt = parse_rtt(plain)
-        if isinstance(rtt, Drop):
-            self.port.drops[rtt] += 1
-            self.close(now, "the peer's round trip time packet was unreadable")
-            return
+    def take_rtt(self, rtt: float | None, now: float) -> None:
+        """Responder: what the initiator has measured, in seconds; None if it was no duration."""
         self.last_inbound = self.last_data = now
-        self._rtt_told = True
+        self.rtt_told = True
         if self.state is State.HANDSHAKE:
             self._activate(max(now - self.requested_at, rtt or 0.0), now)
         elif rtt is not None and rtt > self.rtt:  # late, after another packet had activated the link
@@ -494,14 +480,11 @@ class Link:
         if context == CTX_KEEPALIVE:
             self._receive_keepalive(raw, now)
             return
-        if context in _HANDLED_LATER:  # contexts without a user here
-            self.port.drops[Drop.LINK_CONTEXT] += 1
-            return
-        handler = _SEALED.get(context)
+        handler = HANDLERS.get(context)
         if handler is None:
             self.port.drops[Drop.LINK_CONTEXT] += 1
             return
-        if context != CTX_CHANNEL and not self.engine.seen.add(full(bytes((raw[0] & 0x0F,)) + raw[2:])):
+        if not self.engine.seen.add(full(bytes((raw[0] & 0x0F,)) + raw[2:])):
             self.port.drops[Drop.FILTERED] += 1
             return
         plain = self.key.open(raw[19:])
@@ -521,47 +504,6 @@ class Link:
             self.arm(self._next_check())
         if not self.initiator:
             self._send_plain(CTX_KEEPALIVE, PONG, now)
-
-    def _on_data(self, raw: bytes, plain: bytes, now: float) -> None:
-        self.heard(now, data=True)
-        self.engine.link_data(self, plain, full(bytes((raw[0] & 0x0F,)) + raw[2:]), now)
-
-    def _on_rtt(self, raw: bytes, plain: bytes, now: float) -> None:
-        if self.initiator:
-            self.port.drops[Drop.LINK_UNEXPECTED] += 1
-        else:
-            self._receive_rtt(plain, now)
-
-    def _on_close(self, raw: bytes, plain: bytes, now: float) -> None:
-        if plain == self.link_id:
-            self.apply(Cause.CLOSE_REMOTE, now)
-        else:
-            self.port.drops[Drop.LINK_UNEXPECTED] += 1
-
-    def _on_identify(self, raw: bytes, plain: bytes, now: float) -> None:
-        """Responder: the initiator says who it is. The first valid one counts.  Protocol 03, section 14."""
-        claim = parse_identify(plain)
-        if isinstance(claim, Drop):
-            self.port.drops[claim] += 1
-            return
-        identity = Identity.from_public(claim.public_key)
-        if self.initiator or self.remote_identity is not None:
-            self.port.drops[Drop.LINK_UNEXPECTED] += 1
-        elif not identity.verify(claim.signature, identify_signed_data(self.link_id, claim.public_key)):
-            self.port.drops[Drop.LINK_IDENTIFY] += 1
-        else:
-            self.heard(now, data=True)
-            self.remote_identity = identity
-            self.engine.peer_identified(self)
-
-    def _on_resource_advertisement(self, raw: bytes, plain: bytes, now: float) -> None:
-        """No resources are accepted; one that is no advertisement at all breaks the protocol (protocol 03, 11)."""
-        self.heard(now, data=True)
-        advertisement = unpack(plain)
-        if not isinstance(advertisement, dict):
-            self.close(now, "the peer's resource advertisement was unreadable")
-        else:
-            refuse_resource(self, advertisement, now)
 
     # ------------------------------------------------------------------ sending
 
@@ -652,14 +594,3 @@ class Link:
 
     def __repr__(self) -> str:
         return f"<{self.link_id.hex()}>"
-
-
-_SEALED: Final[dict[int, Callable[[Link, bytes, bytes, float], None]]] = {
-    CTX_NONE: Link._on_data,
-    CTX_LRRTT: Link._on_rtt,
-    CTX_LINKCLOSE: Link._on_close,
-    CTX_LINKIDENTIFY: Link._on_identify,
-    CTX_RESOURCE_ADV: Link._on_resource_advertisement,
-    CTX_REQUEST: receive_request,
-    CTX_RESPONSE: receive_response,
-}

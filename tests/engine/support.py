@@ -101,7 +101,7 @@ def make_link(
     if state is State.ACTIVE:
         link.rtt = rtt
         link.activated_at = now
-        link._rtt_told = not initiator
+        link.rtt_told = not initiator
     return link, recorder, port
 
 
