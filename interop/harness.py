@@ -403,6 +403,17 @@ class Peer:
         limit = self.waits.answer if timeout is None else timeout
         return self.finish(self.begin(do, timeout=limit, **arguments), limit + 2, check=check)
 
+    def request_proof(self, do: str, *, tries: int = 5, **arguments: Any) -> Event:
+        """A command that sends a packet and waits for its proof, repeated until there is one.
+
+        A stock node makes the receipt of a link packet after sending it, so a fast proof can miss it (protocol 03, T2).
+        """
+        for _ in range(tries - 1):
+            reply = self.request(do, wait=True, **arguments)
+            if reply["status"] == "delivered":
+                return reply
+        return self.request(do, wait=True, **arguments)
+
     def expect(self, event: str, *, timeout: float | None = None, **values: Any) -> Event:
         """Wait for the oldest event of that name whose fields have these values, and take it out of the queue."""
         limit = self.waits.event if timeout is None else timeout

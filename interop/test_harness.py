@@ -181,8 +181,8 @@ def test_link_packets_identity_and_close(space: Workspace, kind: str, mtu: int) 
         dest = meet(a, b, proof="all")
         link = link_up(a, b, dest, proof="all")
         assert b.request("link_info", link=link)["mtu"] == mtu
-        assert b.request("link_send", link=link, data="01", wait=True)["status"] == "delivered"
-        assert a.request("link_send", link=link, data="02", wait=True)["status"] == "delivered"
+        assert b.request_proof("link_send", link=link, data="01")["status"] == "delivered"
+        assert a.request_proof("link_send", link=link, data="02")["status"] == "delivered"
         assert a.expect("link_packet", link=link)["data"] == "01"
         assert b.expect("link_packet", link=link)["data"] == "02"
         who = b.request("identity")["identity"]
@@ -344,7 +344,7 @@ def test_swallowed_frames_vanish_while_the_connection_stays(space: Workspace) ->
         assert b.request("link_send", link=link, data="01", wait=True, timeout=1)["status"] == "failed"
         assert vanished.is_set()
         proxy.swallow(False)
-        assert b.request("link_send", link=link, data="02", wait=True)["status"] == "delivered"
+        assert b.request_proof("link_send", link=link, data="02")["status"] == "delivered"
         assert a.expect("link_packet", link=link)["data"] == "02"
         assert proxy.connections == 1
 

@@ -113,7 +113,10 @@ def test_link_packets_are_proved_by_strategy(pair: Duo, role: Role, strategy: st
         assert pair.peer.expect("link_packet", link=peer_end)["data"] == b"from us".hex()
         assert receipt.wait(LIMIT if proved else 0) is proved
         if role == "responder":
-            sent = pair.peer.request("link_send", link=peer_end, data="0102", wait=True, timeout=LIMIT if proved else 1)
+            if proved:
+                sent = pair.peer.request_proof("link_send", link=peer_end, data="0102")
+            else:
+                sent = pair.peer.request("link_send", link=peer_end, data="0102", wait=True, timeout=1)
             assert sent["status"] == ("delivered" if proved else "failed")
         else:
             pair.peer.request("link_send", link=peer_end, data="0102")
