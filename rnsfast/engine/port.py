@@ -46,6 +46,7 @@ class Port:
         "hw_mtu",
         "ifac",
         "ifac_size",
+        "last_size",
         "mode",
         "name",
         "online",
@@ -89,6 +90,7 @@ class Port:
         self.wants_tunnel = False
         self.rx_packets = self.rx_bytes = self.tx_packets = self.tx_bytes = 0
         self.drops: Counter[Drop] = Counter()
+        self.last_size = 0  # bytes of the packet queued last by `send_many`
         self.queue: list[bytes] = []  # access codes applied; emptied by every flush, so bounded by one turn
         self.owner: Any = None  # the interface, for the runtime
         self._dirty: set[Port] = set()
@@ -117,6 +119,8 @@ class Port:
             self.drops[Drop.TX_OFFLINE] += len(raws)
             return False
         key = self.ifac
+        if raws:
+            self.last_size = len(raws[-1])
         self.queue.extend(raws if key is None else [mask(raw, key) for raw in raws])
         self._dirty.add(self)
         return True

@@ -29,7 +29,9 @@ from rnsfast.osio.poller import open_poller
 log = logging.getLogger(__name__)
 
 SLICE: Final = 16  # packets processed before what they caused is flushed: both ends of a link work at the same time
-LARGE: Final = 4096  # bytes of a packet; of larger ones half as many are a slice
+LARGE: Final = 4096  # bytes of a packet from which on slices are smaller: its work is worth a system call
+LARGE_IN: Final = 2  # packets a slice of large ones
+LARGE_OUT: Final = 4  # packets a slice of small ones that let go large ones
 LONGEST_SLEEP: Final = 3600.0  # seconds; a poller takes no infinity
 
 
@@ -195,7 +197,7 @@ class Reactor:
     def deliver(self, port: Port, packets: list[bytes]) -> None:
         """One batch of received packets, in slices: what the first packets cause leaves while the next are handled."""
         engine = self.engine
-        size = SLICE if len(packets[-1]) < LARGE else SLICE // 2
+        size = LARGE_IN if len(packets[-1]) >= LARGE else LARGE_OUT if port.last_size >= LARGE else SLICE
         last = len(packets) - size
         for at in range(0, len(packets), size):
             with Turn(self, tell=at >= last) as now:  # the batch rings once
