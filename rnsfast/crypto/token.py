@@ -27,7 +27,6 @@ from rnsfast.crypto.entropy import Entropy, system_entropy
 from rnsfast.crypto.hashes import PIECE, hmac_sha256, hmac_states, update_long
 
 OVERHEAD: Final = 48  # bytes: IV and HMAC; the padding, 1 to 16 bytes, comes on top
-MIN_SIZE: Final = 64  # bytes of the smallest token: IV, one block, HMAC
 BLOCK: Final = 16
 #: Bytes in one join of a batch. Larger ones cost more than they save: the allocator takes buffers above 128 KiB from
 #: the system each time, and 16 messages of 16 KiB took 35 us each instead of 15.

@@ -243,16 +243,11 @@ class Channel:
         """Seal, remember the hashes, then queue: a proof can never come before its envelope is known."""
         link = self.link
         outstanding = link.outstanding
-        head, base = self._head, self._hash_base
+        head, hashed = self._head, self._hash
         order = self._order
         frames: list[bytes] = []
         for envelope, token in zip(batch, link.key.seal_many([e.plain for e in batch]), strict=True):
-            digest = base.copy()
-            if len(token) <= PIECE:
-                digest.update(token)
-            else:
-                update_long(digest, token)
-            packet_hash = digest.digest()
+            packet_hash = hashed(token)
             if not envelope.hashes:
                 envelope.first_at = now
             envelope.hashes.append(packet_hash)
@@ -368,7 +363,7 @@ class Channel:
                 if not self.link.is_sendable:
                     due = now + PATIENCE  # nothing can be sent: the try is not used up, the link's own timers decide
                 elif not self.expire(envelope, now):
-                    self.link.give_up(f"message {envelope.sequence} was not proved in {TRIES} tries", now)
+                    self.link.close(now, f"message {envelope.sequence} was not proved in {TRIES} tries")
                     return inf
                 else:
                     due = self._due(envelope)
@@ -420,7 +415,7 @@ class Channel:
             drops[Drop.CHANNEL_BACKLOG] += len(packets)
             return
         expected, held = self.next_rx, self.held
-        base = self._hash_base
+        hashed = self._hash
         hashes: list[bytes] = []
         ready: list[bytes] = []
         tokens = [raw[19:] for raw in packets]
@@ -437,25 +432,19 @@ class Channel:
             if ahead == 0:
                 ready.append(plain)
                 expected = (expected + 1) & 0xFFFF
-                while held and (early := held.pop(expected, None)) is not None:
-                    ready.append(early)
-                    expected = (expected + 1) & 0xFFFF
+                if held:
+                    expected = self._close_gap(expected, ready)
             elif ahead <= ACCEPTANCE_SPAN:
                 if held.setdefault((expected + ahead) & 0xFFFF, plain) is not plain:
                     drops[Drop.CHANNEL_DUPLICATE] += 1
             elif ahead < 0x8000:
                 drops[Drop.CHANNEL_TOO_FAR] += 1
                 if ahead < self.reach:
-                    self.beyond[(expected + ahead) & 0xFFFF] = plain, self._hash(token)
+                    self.beyond[(expected + ahead) & 0xFFFF] = plain, hashed(token)
                 continue
             else:
                 drops[Drop.CHANNEL_DUPLICATE] += 1
-            digest = base.copy()
-            if len(token) <= PIECE:
-                digest.update(token)
-            else:
-                update_long(digest, token)
-            hashes.append(digest.digest())
+            hashes.append(hashed(token))
         if self.beyond and expected != self.next_rx:
             expected = self._admit(expected, ready, hashes)
         self.next_rx = expected
@@ -467,10 +456,20 @@ class Channel:
             link.prove(hashes)
 
     def _hash(self, token: bytes) -> bytes:
-        """The hash of a channel packet that was received."""
+        """The packet hash of a channel packet of this link, sent or received."""
         digest = self._hash_base.copy()
-        update_long(digest, token)
+        if len(token) <= PIECE:
+            digest.update(token)
+        else:
+            update_long(digest, token)
         return digest.digest()
+
+    def _close_gap(self, expected: int, ready: list[bytes]) -> int:
+        """Take what was held for the sequences from `expected` on. Returns the sequence expected next."""
+        while (early := self.held.pop(expected, None)) is not None:
+            ready.append(early)
+            expected = (expected + 1) & 0xFFFF
+        return expected
 
     def _admit(self, expected: int, ready: list[bytes], hashes: list[bytes]) -> int:
         """Accept what was too far ahead and is no longer. Returns the sequence expected next."""
@@ -484,9 +483,8 @@ class Channel:
             if ahead == 0:
                 ready.append(plain)
                 expected = (expected + 1) & 0xFFFF
-                while held and (early := held.pop(expected, None)) is not None:
-                    ready.append(early)
-                    expected = (expected + 1) & 0xFFFF
+                if held:
+                    expected = self._close_gap(expected, ready)
             elif ahead <= ACCEPTANCE_SPAN:
                 held.setdefault(sequence, plain)
         return expected

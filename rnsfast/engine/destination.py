@@ -95,7 +95,6 @@ class Destination:
         self.group_key: TokenKey | None = None
         self.requests = RequestHandlers()  # also of an OUT destination: an initiator may be asked, too
         self.owner: Any = None  # the facade, for the runtime
-        self.undecryptable = 0
         self._failures: list[float] = []
 
     def set_group_key(self, key: bytes, entropy: Entropy) -> None:
@@ -136,7 +135,6 @@ class Destination:
                 self._failures.clear()
         result = self.identity.decrypt(data, keys, self.enforce_ratchets)
         if result is None:
-            self.undecryptable += 1
             if len(self._failures) < UNDECRYPTABLE_LIMIT:
                 self._failures.append(now)
         return result

@@ -227,10 +227,6 @@ class Link:
             self._prove_unsettled()
         self.apply(Cause.CLOSE_LOCAL, now)
 
-    def give_up(self, why: str, now: float) -> None:
-        """The channel has used up its tries: tear down, and let the users know why."""
-        self.close(now, why)
-
     def arm(self, when: float) -> None:
         """Have `advance` called at `when`."""
         self.engine.timers.arm(self, when)

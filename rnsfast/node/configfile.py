@@ -92,11 +92,6 @@ class Section:
         """Whether `key` is there and set."""
         return self._read(key) is not None
 
-    def either(self, *keys: str) -> str | None:
-        """The first of several spellings that is set; None if none is."""
-        found = [key for key in keys if self.has(key)]
-        return found[0] if found else None
-
     @property
     def enabled(self) -> bool:
         """Either spelling can enable a section; a section that does not say so is not enabled."""

@@ -86,7 +86,6 @@ class Node:
         self._state_changed = threading.Condition()
         self._state = "new"  # then starting, running, stopping, stopped
         self._live: Reactor | None = None  # what `_stop` has to end
-        self._saver: Any = None
 
     @classmethod
     def from_interfaces(cls, interfaces: Iterable[Interface], config: NodeConfig | None = None) -> Node:
@@ -157,7 +156,7 @@ class Node:
         for section, error in checked.failed:
             self.failed.append(FailedInterface(section.name, _kind_of(section), str(error)))
             log.error("%s", error)
-        self._saver = self._reactor.call_at(monotonic() + SAVE_INTERVAL, self._save_later)
+        self._reactor.call_at(monotonic() + SAVE_INTERVAL, self._save_later)
 
     def _read_config(self, directory: Path) -> CheckedSections[Callable[[], Interface]]:
         ensure_layout(directory)
@@ -295,7 +294,7 @@ class Node:
             with self._reactor.turn:
                 self._engine.unix_offset = time.time() - monotonic()  # the clock may have been set
                 self._reactor.enqueue(self._listener.strand, self._save)
-            self._saver = self._reactor.call_at(monotonic() + SAVE_INTERVAL, self._save_later)
+            self._reactor.call_at(monotonic() + SAVE_INTERVAL, self._save_later)
 
     def _save(self) -> None:
         storage = self._storage

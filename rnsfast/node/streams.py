@@ -6,7 +6,7 @@ import io
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from rnsfast.engine.channel import Channel as EngineChannel
-from rnsfast.engine.streams import SEND_BUFFER, Packed, ReceiveStream, SendStream
+from rnsfast.engine.streams import Packed, ReceiveStream, SendStream
 from rnsfast.errors import LinkClosed, StreamBroken
 from rnsfast.node.waiting import Waitable
 from rnsfast.wire.stream import COMPRESSION_TRIES, MAX_CHUNK, compress_chunk
@@ -353,8 +353,3 @@ class StreamReader(io.RawIOBase):
 
     def __del__(self) -> None:
         """A reader that was dropped is not closed: the link's end does that."""
-
-
-def new_send_stream(stream_id: int, limit: int = SEND_BUFFER) -> SendStream:
-    """A send stream of the engine. ValueError if the id is outside 0..16383."""
-    return SendStream(stream_id, limit)

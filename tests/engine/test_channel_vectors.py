@@ -79,7 +79,7 @@ class TraceRun:
         assert op == "timeout"
         if channel.expire(envelope, NOW):
             return "resend"
-        self.link.give_up("vector", NOW)
+        self.link.close(NOW, "vector")
         return "teardown"
 
 
