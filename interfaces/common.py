@@ -57,7 +57,7 @@ class Defaults:
 
 BUILT_IN: Final = Defaults()
 
-_LIMITS: Final = (
+LIMITS: Final = (
     "ic_burst_hold",
     "ic_burst_penalty",
     "ic_held_release_interval",
@@ -113,7 +113,7 @@ class CommonConfig:
         mode = _mode(section)
         if discoverable and not keep_mode and mode not in (GATEWAY, ACCESS_POINT, INTERNAL):
             mode = ACCESS_POINT if radio else GATEWAY
-        for key in _LIMITS:
+        for key in LIMITS:
             values[key] = section.number(key, default=getattr(defaults, key))
         target, grace, penalty = _announce_rate(section, defaults)
         return cls(
@@ -195,7 +195,7 @@ BACKBONE: Final = Medium(bitrate=100_000_000, ifac_size=16)
 
 #: Attributes a port takes over as they are, if it has them.
 _POLICY: Final = (
-    *_LIMITS,
+    *LIMITS,
     "gravity",
     "announce_cap",
     "announce_rate_target",

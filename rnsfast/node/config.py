@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from rnsfast.errors import ConfigError, StorageError
-from rnsfast.interfaces.common import MODES, Defaults
+from rnsfast.interfaces.common import LIMITS, MODES, Defaults
 from rnsfast.node.configdefault import DEFAULT_CONFIG, LAYOUT
 from rnsfast.node.configfile import Section, did_you_mean, parse, read_file, unknown_options
 from rnsfast.node.configkeys import LOGGING_KEYS, RETICULUM_KEYS, TYPE_KEYS
@@ -40,17 +40,15 @@ SYSTEM_DIRECTORY: Final = Path("/etc/reticulum")
 CONFIG_NAME: Final = "config"
 MAX_LOGLEVEL: Final = 8
 MIN_BLACKHOLE_INTERVAL: Final = 120.0  # seconds (protocol 07, section 2.2)
-_INGRESS: Final = (
-    "ic_burst_hold",
-    "ic_burst_penalty",
-    "ic_held_release_interval",
-    "ic_new_time",
-    "ic_burst_freq_new",
-    "ic_burst_freq",
-    "ic_pr_burst_freq_new",
-    "ic_pr_burst_freq",
-    "ec_pr_freq",
-)
+#: What this version does not do: whoever asks for it is told. `share_instance` is not here, since every file has it.
+NOT_YET: Final = {
+    "enable_transport": "forwarding for others is not available in this version yet; the node runs as an endpoint",
+    "enable_remote_management": "remote management is not available in this version yet",
+    "respond_to_probes": "the probe responder is not available in this version yet",
+    "publish_blackhole": "blackhole lists are not available in this version yet",
+    "discover_interfaces": "interface discovery is not available in this version yet",
+    "autoconnect_discovered_interfaces": "interface discovery is not available in this version yet",
+}
 _SECTIONS: Final = ("reticulum", "logging", "interfaces")
 
 
@@ -134,7 +132,7 @@ class NodeConfig:
             "rate_penalty": self.default_ar_penalty,
             "rate_grace": self.default_ar_grace,
             "egress_control": self.egress_control,
-            **{key: getattr(self, key) for key in ("ic_max_held_announces", *_INGRESS)},
+            **{key: getattr(self, key) for key in ("ic_max_held_announces", *LIMITS)},
         }
         return Defaults(transport=self.enable_transport, **{name: value for name, value in names.items() if value})
 
@@ -344,10 +342,11 @@ def _node_config(main: Section, logging: Section, warnings: list[str]) -> NodeCo
         values[key] = _positive(whole(key, default=None))
     for key in ("default_ar_penalty", "default_ar_grace", "ic_max_held_announces"):
         values[key] = _not_negative(whole(key, default=None))
-    for key in _INGRESS:
+    for key in LIMITS:
         values[key] = _not_negative(main.number(key, default=None))
     for key in ("remote_management_allowed", "blackhole_sources", "interface_discovery_sources"):
         values[key] = _hashes(main, key)
+    warnings += [main.note(key, sentence) for key, sentence in NOT_YET.items() if values[key]]
     warnings += unknown_options(main, RETICULUM_KEYS)
     warnings += unknown_options(logging, LOGGING_KEYS)
     return NodeConfig(**values)

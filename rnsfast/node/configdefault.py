@@ -15,6 +15,7 @@ DEFAULT_CONFIG: Final = """\
 [reticulum]
 
 # Let the other programs on this computer use the interfaces of this node.
+# This version cannot do that yet; other implementations read the same file.
 share_instance = yes
 
 # Programs find the shared node by this name. Change it to run several nodes
@@ -22,7 +23,8 @@ share_instance = yes
 instance_name = default
 
 # Pass traffic on for others? Say yes on machines that are always on and well
-# connected, and leave it off on laptops and telephones.
+# connected, and leave it off on laptops and telephones. This version cannot
+# do it yet.
 enable_transport = no
 
 

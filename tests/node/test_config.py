@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rnsfast.errors import ConfigError, StorageError
 from rnsfast.interfaces.common import CommonConfig
 from rnsfast.node.config import (
+    NOT_YET,
     NodeConfig,
     check_sections,
     ensure_layout,
@@ -441,3 +442,10 @@ def test_what_an_unquoted_hash_does_to_a_value_is_said_without_giving_a_secret_a
     ]
     assert "the 6 characters before it are the value" in warnings[0] and "hunter" not in warnings[0]
     assert "the value is 'home'" in warnings[1]
+
+
+@pytest.mark.parametrize("key", NOT_YET)
+def test_who_asks_for_what_does_not_exist_yet_is_told_with_file_and_line(key: str) -> None:
+    loaded = parse_config(f"[reticulum]\n{key} = 1\n".encode())
+    assert loaded.warnings == [f"config:2: [reticulum]: {key}: {NOT_YET[key]}"]
+    assert not parse_config(f"[reticulum]\n{key} = 0\nshare_instance = yes\n".encode()).warnings
