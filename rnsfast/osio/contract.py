@@ -24,6 +24,7 @@ class TxState(Enum):
     BLOCKED = 1  # items from `taken` were surely not delivered: wait for writability, then offer them again
     UNKNOWN = 2  # items from `taken` may have been delivered: drop them (datagrams), tear the connection down (streams)
     CLOSED = 3  # a close is in progress
+    BROKEN = 4  # the descriptor is unusable; items from `taken` were surely not delivered (packets only)
 
 
 class IOClosed(OSError):
@@ -57,20 +58,29 @@ class Stats:
     """Counters, each with one writer: `rx_*` the reader, `tx_*` the holder of the transmit lock."""
 
     rx_calls: int = 0
+    rx_packets: int = 0  # handed over; a stream counts chunks in rx_calls only
     rx_bytes: int = 0
+    rx_dropped: int = 0  # refused by the checks on what the system returned
     tx_calls: int = 0
+    tx_packets: int = 0  # accepted by the system
     tx_bytes: int = 0
     tx_short: int = 0  # calls that took less than they were offered
-    tx_blocked: int = 0  # calls that took nothing because the socket was full
+    tx_blocked: int = 0  # calls that took nothing because the queue was full
+    tx_rejected: int = 0  # packets dropped for good, each by itself
+    tx_unknown: int = 0  # packets given up because they may have been delivered
 
 
 class Peer:
     """Where a datagram comes from or goes to. Equality and hash by `raw`, the platform's own address bytes."""
 
-    __slots__ = ("family", "host", "port", "raw", "scope")
+    __slots__ = ("address", "family", "host", "port", "raw", "scope")
 
     def __init__(self, family: int, host: str, port: int, scope: int, raw: bytes) -> None:
         self.family, self.host, self.port, self.scope, self.raw = family, host, port, scope, raw
+        #: As the `socket` module takes it.
+        self.address: tuple[str, int] | tuple[str, int, int, int] = (
+            (host, port, 0, scope) if ":" in host else (host, port)
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Peer) and other.raw == self.raw
@@ -83,48 +93,89 @@ class Peer:
 
 
 class RxBatch:
-    """Slots for received packets, made once and filled again and again by one reader.
+    """Room for received packets, made once and filled again and again by one reader.
+
+    A back end either reads into slots and says how long each came out, or adds entries that stand anywhere: parts of a
+    slot that holds several packets, or `bytes` of their own.
 
     Args:
-        capacity: slots; a stream uses one.
+        capacity: packets a batch.
         slot: bytes a slot.
+        slots: slots; `capacity` if not given.
     """
 
-    __slots__ = ("_export", "_sizes", "_slab", "_view", "address", "capacity", "count", "dropped", "peers", "slot")
+    __slots__ = (
+        "_entries",
+        "_export",
+        "_rooms",
+        "_slab",
+        "_view",
+        "address",
+        "capacity",
+        "dropped",
+        "peers",
+        "slot",
+        "slots",
+        "uniform",
+    )
 
-    def __init__(self, capacity: int, slot: int) -> None:
-        self.capacity, self.slot = capacity, slot
-        self.count = 0
+    def __init__(self, capacity: int, slot: int, slots: int | None = None) -> None:
+        self.capacity, self.slot, self.slots = capacity, slot, capacity if slots is None else slots
         self.dropped = 0  # entries refused in this fill
-        self.peers: list[Peer | None] = [None] * capacity
-        self._sizes = [0] * capacity
-        self._slab = bytearray(capacity * slot)
+        self.uniform: object | None = None  # what all entries have in common, if the back end says so
+        self.peers: list[Peer | None] = []  # one an entry if the back end reports peers
+        self._entries: list[bytes | memoryview] = []  # at most `capacity`
+        self._slab = bytearray(self.slots * slot)
         self._view = memoryview(self._slab)
+        self._rooms = [self._view[i * slot : (i + 1) * slot] for i in range(self.slots)]
         # The address is asked for once. While this export lives the slab cannot move, so the number stays right.
-        self._export = ctypes.c_char.from_buffer(self._slab)
-        self.address = ctypes.addressof(self._export)
+        self._export = ctypes.c_char.from_buffer(self._slab) if self._slab else None
+        self.address = 0 if self._export is None else ctypes.addressof(self._export)
+
+    @property
+    def count(self) -> int:
+        """Entries of the last fill."""
+        return len(self._entries)
 
     def room(self, index: int) -> memoryview:
         """The whole slot, for the back end to write into."""
-        return self._view[index * self.slot : (index + 1) * self.slot]
+        return self._rooms[index]
+
+    def clear(self) -> None:
+        """Begin a fill."""
+        self._entries = []
+        self.peers = []
+        self.dropped = 0
+        self.uniform = None
 
     def fill(self, sizes: Sequence[int]) -> None:
-        """The back end says how many bytes it wrote into the leading slots."""
-        self.count = len(sizes)
-        self.dropped = 0
-        self._sizes[: len(sizes)] = sizes
+        """A whole fill at once: how many bytes stand in the leading slots."""
+        self.clear()
+        self._entries = [room[:size] for room, size in zip(self._rooms, sizes, strict=False)]
+
+    def add(self, entry: bytes | memoryview) -> None:
+        """One more entry."""
+        self._entries.append(entry)
+
+    def add_many(self, entries: Sequence[bytes | memoryview]) -> None:
+        """More entries."""
+        self._entries += entries
 
     def data(self, index: int) -> memoryview:
         """Entry `index` without a copy; valid until the next receive into this batch."""
-        start = index * self.slot
-        return self._view[start : start + self._sizes[index]]
+        return memoryview(self._entries[index])
 
     def take(self, index: int) -> bytes:
         """Entry `index` as a copy that may be kept."""
-        return bytes(self.data(index))
+        return bytes(self._entries[index])
+
+    def take_all(self) -> list[bytes]:
+        """All entries as copies that may be kept."""
+        return [bytes(entry) for entry in self._entries]
 
     def peer(self, index: int) -> Peer | None:
-        return self.peers[index]
+        """Where entry `index` came from; None if the back end does not report peers."""
+        return self.peers[index] if self.peers else None
 
 
 @dataclass(slots=True)
@@ -145,6 +196,9 @@ class BatchIO(Protocol):
 
     def fileno(self) -> int:
         """The descriptor, -1 when closed or not pollable."""
+
+    def make_batch(self) -> RxBatch:
+        """A batch that suits `recv`."""
 
     def recv(self, into: RxBatch, timeout: float | None = 0.0) -> int:
         """Fill `into` with what is already there; waits up to `timeout` seconds for the first packet only.

@@ -14,15 +14,14 @@ import contextlib
 import ctypes
 import errno
 import os
-import selectors
 import socket
 import sys as system
-import threading
 import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 from rnsfast.osio.contract import Caps, IOBroken, IOClosed, Kind, Peer, RxBatch, Stats, TxResult, TxState
+from rnsfast.osio.descriptor import Descriptor
 
 READ_SIZE: Final = 262_144  # bytes; recv costs 276 ns a KiB with 4 KiB buffers, 47 with this (protocol 09, section 7)
 TX_FRAMES: Final = 128  # frames a call; the hard limit of the system is 1024
@@ -151,7 +150,7 @@ def choose_calls(sock: socket.socket) -> StreamCalls:
     return StdlibCalls(sock)
 
 
-class StreamIO:
+class StreamIO(Descriptor):
     """One connected stream socket; takes it over. See `contract.BatchIO`."""
 
     def __init__(
@@ -164,24 +163,15 @@ class StreamIO:
     ) -> None:
         if not 1 <= max_batch <= TX_FRAMES:
             raise ValueError(f"max_batch {max_batch} is not within 1..{TX_FRAMES}")
+        super().__init__()
         sock.setblocking(False)
         self._sock = sock
         self._calls = calls if calls is not None else choose_calls(sock)
         self.caps = Caps(Kind.STREAM, self._calls.backend, 1, max_batch, max_bytes, False, 1, True)
         self.stats = Stats()
-        # Holding one of these is the lease on the descriptor: close() sets the flag, then takes both, then closes.
-        self._rx_lock, self._tx_lock = threading.Lock(), threading.Lock()
-        self._closing = False
-        self._close_lock = threading.Lock()
-        self._waker: tuple[socket.socket, socket.socket] | None = None  # made by the first wait that needs it
-        self._waker_lock = threading.Lock()
 
-    def fileno(self) -> int:
-        return -1 if self._closing else self._sock.fileno()
-
-    def _is_closing(self) -> bool:
-        """Looks again: another thread may have closed since the last look."""
-        return self._closing
+    def make_batch(self) -> RxBatch:
+        return RxBatch(1, READ_SIZE)
 
     # Receiving
 
@@ -189,15 +179,11 @@ class StreamIO:
         count = self._recv_now(into)
         if count or timeout == 0.0:
             return count
-        began = time.monotonic()
-        while True:
-            left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
-            if not self.wait(left):
-                if self._closing:
-                    raise IOClosed
-                return 0
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._wait_readable(deadline):
             if count := self._recv_now(into):
                 return count
+        return 0
 
     def _recv_now(self, into: RxBatch) -> int:
         with self._rx_lock:
@@ -294,54 +280,18 @@ class StreamIO:
             return TxResult(taken, sent, (), offset, TxState.CLOSED)
         return TxResult(taken, sent, (), offset, TxState.UNKNOWN, -count or errno.EIO)
 
-    # Waiting and closing
+    # Closing
 
-    def wait(self, timeout: float | None, read: bool = True, write: bool = False) -> int:
-        with self._waker_lock:
-            if self._closing:
-                return 0
-            if self._waker is None:
-                self._waker = socket.socketpair()
-                for end in self._waker:
-                    end.setblocking(False)
-            ear = self._waker[0]
-        events = (selectors.EVENT_READ if read else 0) | (selectors.EVENT_WRITE if write else 0)
-        with self._rx_lock, selectors.DefaultSelector() as selector:  # the lock is the lease
-            if self._is_closing():
-                return 0
-            selector.register(ear, selectors.EVENT_READ)
-            selector.register(self._sock, events)
-            ready = 0
-            for key, mask in selector.select(timeout):
-                if key.fileobj is ear:
-                    with contextlib.suppress(OSError):
-                        ear.recv(64)
-                    return 0
-                ready = mask
-            return ready
+    def _number(self) -> int:
+        return self._sock.fileno()
 
-    def wake(self) -> None:
-        with self._waker_lock:
-            if self._waker is not None:
-                with contextlib.suppress(OSError):
-                    self._waker[1].send(b"w")
+    def _shut(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
 
-    def close(self) -> None:
-        with self._close_lock:
-            if self._closing:
-                return
-            self._closing = True
-            self.wake()
-            # Tells the peer, and wakes whoever is blocked in a call on this socket.
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_WR)
-            with self._rx_lock, self._tx_lock:
-                self._drain()
-                self._sock.close()
-            with self._waker_lock:
-                for end in self._waker or ():
-                    end.close()
-                self._waker = None
+    def _release(self) -> None:
+        self._drain()
+        self._sock.close()
 
     def _drain(self) -> None:
         """Throw away what has arrived: closing with unread bytes resets the connection, and what we sent is lost."""
