@@ -73,11 +73,22 @@ _said_lock = threading.Lock()
 
 def log_once(key: str, message: str, *args: object) -> None:
     """A warning, the first time in this process that it is given for `key`."""
+    if _is_new(key):
+        log.warning(message, *args)
+
+
+def say_once(key: str, message: str, *args: object) -> None:
+    """The same for what is no reason to worry."""
+    if _is_new(key):
+        log.info(message, *args)
+
+
+def _is_new(key: str) -> bool:
     with _said_lock:
         if key in _said:
-            return
+            return False
         _said.add(key)
-    log.warning(message, *args)
+        return True
 
 
 def forget_what_was_logged() -> None:
