@@ -92,3 +92,11 @@ class Drop(Enum):
     TX_OFFLINE = "tx.interface_offline"
     TX_QUEUE_FULL = "tx.queue_full"
     TX_CONNECTION_LOST = "tx.connection_lost"
+    # Datagrams and devices (protocol 09, 4.5)
+    TX_TOO_LARGE = "tx.too_large"
+    TX_UNREACHABLE = "tx.unreachable"
+    TX_NO_BUFFERS = "tx.no_buffers"
+    TX_DEVICE_DOWN = "tx.device_down"
+    TX_REFUSED = "tx.refused"
+    TX_UNKNOWN = "tx.outcome_unknown"
+    RX_REFUSED = "rx.refused"
