@@ -61,7 +61,7 @@ class Runtime(Protocol):
         """`port.online` or `port.congested` changed."""
 
     def deliver(self, port: Port, packets: list[bytes]) -> None:
-        """Hand over one batch of received raw packets. On the reactor thread."""
+        """Hand over one batch of received raw packets. On the reactor thread, or on the thread that reads `port`."""
 
     def report(self, interface: Interface, message: str) -> None:
         """One sentence for the operator."""

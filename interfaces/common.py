@@ -188,9 +188,11 @@ class Medium:
     bitrate: int  # bit/s
     ifac_size: int  # bytes
     fixed_mtu: int | None = None  # bytes a packet, whatever the bitrate
+    upgradable: bool = True  # whether links over it may have more than 500 bytes (protocol 06, 1.4)
 
 
 TCP: Final = Medium(bitrate=10_000_000, ifac_size=16)
+UDP: Final = Medium(bitrate=10_000_000, ifac_size=16, fixed_mtu=1064, upgradable=False)
 BACKBONE: Final = Medium(bitrate=100_000_000, ifac_size=16)
 
 #: Attributes a port takes over as they are, if it has them.
@@ -227,7 +229,7 @@ def make_port(display: str, config: CommonConfig, medium: Medium, ifac: IfacKey 
         mode=config.mode,
         bitrate=bitrate,
         hw_mtu=SLOW_MTU if table is None else table,
-        upgradable=table is not None,
+        upgradable=medium.upgradable and table is not None,
         ifac=ifac,
         ifac_size=config.ifac_size or medium.ifac_size,
         outgoing=config.outgoing,

@@ -16,6 +16,7 @@ from rnsfast.interfaces.backbone import (
 from rnsfast.interfaces.base import Interface, Section
 from rnsfast.interfaces.common import BUILT_IN, Defaults
 from rnsfast.interfaces.tcp import TcpClientConfig, TcpClientInterface, TcpServerConfig, TcpServerInterface
+from rnsfast.interfaces.udp import UdpConfig, UdpInterface
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ TCP_CLIENT: Final = InterfaceType(TcpClientConfig.from_section, TcpClientInterfa
 TCP_SERVER: Final = InterfaceType(TcpServerConfig.from_section, TcpServerInterface)
 BACKBONE_LISTENER: Final = InterfaceType(BackboneConfig.from_section, BackboneInterface)
 BACKBONE_CLIENT: Final = InterfaceType(BackboneClientConfig.from_section, BackboneClientInterface)
+UDP: Final = InterfaceType(UdpConfig.from_section, UdpInterface)
 
 #: Type names and what they stand for. BackboneInterface is two: see `lookup`.
 TYPES: Final[Mapping[str, InterfaceType]] = {
@@ -37,12 +39,12 @@ TYPES: Final[Mapping[str, InterfaceType]] = {
     "TCPServerInterface": TCP_SERVER,
     "BackboneInterface": BACKBONE_LISTENER,
     "BackboneClientInterface": BACKBONE_CLIENT,
+    "UDPInterface": UDP,
 }
 
 #: Types of the reference that are not built here yet.
 NOT_YET: Final = (
     "AutoInterface",
-    "UDPInterface",
     "PipeInterface",
     "SerialInterface",
     "KISSInterface",

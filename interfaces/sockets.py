@@ -20,6 +20,7 @@ NORMAL_KEEPALIVE: Final = (24_000, 5, 2, 12)
 I2P_KEEPALIVE: Final = (45_000, 10, 9, 5)
 _TCP_KEEPALIVE_DARWIN: Final = 0x10
 _SIOCGIFADDR: Final = 0x8915
+_SIOCGIFBRDADDR: Final = 0x8919
 
 
 def tune(sock: socket.socket, *, i2p: bool) -> None:
@@ -121,12 +122,24 @@ def device_address(device: str, *, prefer_ipv6: bool) -> str:
     return chosen
 
 
-def _ipv4_of(device: str) -> str | None:
+def device_broadcast(device: str) -> str:
+    """The IPv4 broadcast address of a network device. Raises OSError."""
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, "addresses of devices can be looked up on Linux only; use listen_ip and forward_ip")
+    if device not in [name for _, name in socket.if_nameindex()]:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+    found = _ipv4_of(device, _SIOCGIFBRDADDR)
+    if found is None or found == "0.0.0.0":
+        raise OSError(errno.EADDRNOTAVAIL, "it has no IPv4 broadcast address")
+    return found
+
+
+def _ipv4_of(device: str, question: int = _SIOCGIFADDR) -> str | None:
     import fcntl
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
-            answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", device.encode()[:15]))
+            answer = fcntl.ioctl(sock.fileno(), question, struct.pack("256s", device.encode()[:15]))
         except OSError:
             return None
     return socket.inet_ntoa(answer[20:24])

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import queue
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from interop.harness import CLIENTS, SERVERS, Event, Section, StockPeer, Workspace, free_port
+from interop.harness import CLIENTS, SERVERS, Event, Section, StockPeer, Workspace, free_port, udp
 from interop.proxy import FrameProxy, Lane
 from interop.seeded import message_bytes
 from rnsfast import Identity, Inbox, Link, LinkClosed, Node, StreamReader, StreamWriter
@@ -31,7 +32,7 @@ STOCK_NAME = "interop.stock"
 OUR_NAME = ("interop", "ours")
 ROLES: tuple[Role, ...] = ("initiator", "responder")
 WAYS: list[tuple[str, Side]] = [
-    ("tcp", "listener"), ("tcp", "connector"), ("backbone", "listener"), ("backbone", "connector"),
+    ("tcp", "listener"), ("tcp", "connector"), ("backbone", "listener"), ("backbone", "connector"), ("udp", "listener"),
 ]  # fmt: skip
 LIMIT = 25.0  # seconds for anything that is expected to happen at once
 
@@ -136,7 +137,9 @@ def duo(
 
     `both` goes to both interface sections, `our_section` to ours alone, the others to the node sections.
     """
-    port, proxy = free_port(), None
+    datagrams = kind == "udp"
+    port, proxy = free_port(socket.SOCK_DGRAM if datagrams else socket.SOCK_STREAM), None
+    other = free_port(socket.SOCK_DGRAM)  # with datagrams both listen
     if proxied:
         proxy = proxied if isinstance(proxied, FrameProxy) else FrameProxy(port)
         port = proxy.target_port
@@ -147,7 +150,11 @@ def duo(
                 stack.enter_context(proxy)
             near = proxy.port if proxy is not None and side == "connector" else port
             extra = {**(both or {}), **((our_section or {}) if side == ours else {})}
-            section: Section = (SERVERS if side == "listener" else CLIENTS)[kind](near, **extra)
+            section: Section
+            if datagrams:
+                section = udp(near, other, **extra) if side == "listener" else udp(other, near, **extra)
+            else:
+                section = (SERVERS if side == "listener" else CLIENTS)[kind](near, **extra)
             if side == ours:
                 config = space.config(f"ours{label}", [section], **(our_node or {}))
                 return stack.enter_context(Node(config, strict=True))

@@ -15,7 +15,7 @@ from interop.proxy import is_link_proof, is_link_request, is_link_rtt
 from interop.seeded import data, digest, random_bytes
 from rnsfast import Identity, Link, LinkClosed, LinkTimeout, MessageTooLarge, Reason, State, StreamBroken
 
-DISCOVERED = {"tcp": 16384, "backbone": 32768}
+DISCOVERED = {"tcp": 16384, "backbone": 32768, "udp": 500}
 OFF = {"link_mtu_discovery": False}
 
 

@@ -262,8 +262,10 @@ def test_a_peer_that_comes_back_with_a_new_ratchet_is_understood() -> None:
     ids=["128 bits", "8 bits", "512 bits", "passphrase only"],
 )
 def test_behind_an_access_code(kind: str, ours: Any, code: dict[str, object]) -> None:
-    with workspace() as space, duo(space, kind, ours, both=code, proxied=True) as pair:
-        open_frames = [lane.watch(lambda frame: not frame.masked) for lane in (pair.from_us, pair.from_stock)]
+    proxied = kind != "udp"  # the proxy sees frames of streams
+    with workspace() as space, duo(space, kind, ours, both=code, proxied=proxied) as pair:
+        lanes = (pair.from_us, pair.from_stock) if proxied else ()
+        open_frames = [lane.watch(lambda frame: not frame.masked) for lane in lanes]
         for role in ROLES:
             joint = join(pair, role, proof="all")
             with joint.link:
