@@ -230,7 +230,13 @@ class StreamClient:
                     deadline.cancel()
                 runtime.unwatch(sock.fileno())
                 connection = StreamConnection(
-                    runtime, self.port, sock, self.settings.framing, self._buffer, self._on_end
+                    runtime,
+                    self.port,
+                    sock,
+                    self.settings.framing,
+                    self._buffer,
+                    self._on_end,
+                    batch=self.settings.common.batch,
                 )
                 self._connection = connection
                 self._addresses = []

@@ -30,6 +30,7 @@ MODES: Final[Mapping[str, int]] = {
 
 SLOW_MTU: Final = 500  # bytes a packet below 62,500 bit/s, where the table has no row; not upgradable by links
 MIN_BITRATE: Final = 5  # bit/s; lower ones are ignored
+MAX_BATCH: Final = 128  # packets a system call; some back ends take fewer (protocol 09, section 11)
 MAX_IFAC_BYTES: Final = 64  # an Ed25519 signature has no more
 
 
@@ -103,6 +104,7 @@ class CommonConfig:
     announces_from_internal: bool = True
     announces_to_internal: bool | None = None
     discoverable: bool = False
+    batch: int | None = None  # packets handed to the system together; None: as the back end prefers
 
     @classmethod
     def from_section(cls, section: Section, defaults: Defaults = BUILT_IN, *, radio: bool = False) -> CommonConfig:
@@ -137,6 +139,7 @@ class CommonConfig:
             announces_from_internal=section.boolean("announces_from_internal", True),
             announces_to_internal=section.boolean("announces_to_internal", None),
             discoverable=discoverable,
+            batch=section.integer("batch", 1, MAX_BATCH, default=None),
             **values,
         )
 

@@ -191,7 +191,9 @@ class StreamListener:
         display = f"{settings.spawned}[Client on {self.name}/{label}]"
         port = make_port(display, settings.common, settings.medium, self._ifac)
         port.online = True
-        connection = StreamConnection(runtime, port, sock, HDLC, self._buffer, self._on_end)
+        connection = StreamConnection(
+            runtime, port, sock, HDLC, self._buffer, self._on_end, batch=settings.common.batch
+        )
         with self._lock:
             if self._listener is None:
                 connection.close()

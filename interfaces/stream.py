@@ -70,6 +70,7 @@ class StreamConnection:
         sock: connected; becomes non-blocking.
         buffer: from `receive_buffer`, used only within `on_events`.
         on_end: called once when the connection ends by itself; not after `close`.
+        batch: packets that are framed and offered to the system together; None for as many as fill a call.
         calls: other system calls, for tests.
     """
 
@@ -82,6 +83,7 @@ class StreamConnection:
         buffer: RxBatch,
         on_end: Callable[[StreamConnection, End], None],
         *,
+        batch: int | None = None,
         calls: StreamCalls | None = None,
     ) -> None:
         self.port = port
@@ -90,7 +92,8 @@ class StreamConnection:
         self._framing = framing
         self._buffer = buffer
         self._on_end = on_end
-        self._io: BatchIO = open_backend(Kind.STREAM, sock, sys=calls)
+        self._io: BatchIO = open_backend(Kind.STREAM, sock, max_batch=batch, sys=calls)
+        self._batch = batch
         self._fd = self._io.fileno()
         self._decoder = framing.decoder(port.hw_mtu + port.ifac_size)
         self._tx_lock = threading.Lock()
@@ -196,7 +199,7 @@ class StreamConnection:
 
     def _send_many(self, packets: list[bytes]) -> None:
         """Nothing is waiting. Frames are made and offered a call's worth at a time, while the system takes them all."""
-        for group in _groups(packets):
+        for group in _groups(packets, self._batch):
             if self._waiting:
                 self._append(group)
             else:
@@ -205,7 +208,7 @@ class StreamConnection:
     def _append(self, packets: list[bytes]) -> None:
         """Let them wait behind what waits already; drop what goes beyond the limit, whole frames each."""
         pending, waiting = self._pending, self._waiting
-        for group in _groups(packets):
+        for group in _groups(packets, self._batch):
             chunk = self._framing.encode_many(group)
             if waiting + len(chunk) <= QUEUE_LIMIT:
                 pending.append(chunk)
@@ -326,15 +329,16 @@ class StreamConnection:
             self._finish(end)
 
 
-def _groups(packets: list[bytes]) -> list[list[bytes]]:
+def _groups(packets: list[bytes], most: int | None) -> list[list[bytes]]:
     """Cut a batch so that the frames of a group fill about one call; usually that is the batch itself."""
-    if sum(map(len, packets)) <= TX_BYTES:
+    limit = len(packets) if most is None else most
+    if len(packets) <= limit and sum(map(len, packets)) <= TX_BYTES:
         return [packets]
     groups: list[list[bytes]] = []
     group: list[bytes] = []
     size = 0
     for packet in packets:
-        if group and size + len(packet) > TX_BYTES:
+        if group and (size + len(packet) > TX_BYTES or len(group) >= limit):
             groups.append(group)
             group, size = [], 0
         group.append(packet)

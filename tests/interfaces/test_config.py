@@ -245,8 +245,8 @@ def test_flapping_options() -> None:
 
 
 def test_types_not_built_yet_and_unknown_ones_are_told_apart() -> None:
-    with pytest.raises(ConfigError, match="UDPInterface is not available in this version yet"):
-        registry.lookup(section({"type": "UDPInterface"}))
+    with pytest.raises(ConfigError, match="AutoInterface is not available in this version yet"):
+        registry.lookup(section({"type": "AutoInterface"}))
     with pytest.raises(ConfigError, match="'NoSuchInterface' is not a known interface type"):
         registry.lookup(section({"type": "NoSuchInterface"}))
     with pytest.raises(ConfigError, match="type: is missing"):
@@ -263,3 +263,11 @@ def test_all_options_of_the_built_types_are_known() -> None:
         read = section({**options, "enabled": "yes", "mode": "gw", "passphrase": "p", "ic_new_time": "7"})
         registry.parse(read)
         assert read.unknown() == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("bad", ["0", "129", "many"])
+def test_a_batch_out_of_bounds_is_refused(bad: str) -> None:
+    assert CommonConfig.from_section(tcp(batch="1")).batch == 1
+    assert CommonConfig.from_section(tcp(batch="128")).batch == 128
+    with pytest.raises(ConfigError, match="batch"):
+        CommonConfig.from_section(tcp(batch=bad))

@@ -494,3 +494,21 @@ def test_megabytes_both_ways_over_a_real_pair(runtime: FakeRuntime) -> None:
     for connection, _ in sides:
         connection.close()
     assert not ends
+
+
+@pytest.mark.parametrize(("batch", "calls"), [(1, 100), (8, 13), (64, 2), (None, 1)])
+def test_a_batch_bounds_the_packets_of_a_call(batch: int | None, calls: int, runtime: FakeRuntime) -> None:
+    left, right = socket.socketpair()
+    port = Port("TCPInterface[x/y:1]")
+    port.online = True
+    runtime.attach(port, None)
+    connection = StreamConnection(
+        runtime, port, left, HDLC, receive_buffer(), lambda connection, end: None, batch=batch
+    )
+    port.send_many([bytes([i]) * 40 for i in range(100)])
+    connection.flush()
+    assert connection.status()["tx_calls"] == calls
+    packets = HdlcDecoder(600).feed(memoryview(right.recv(100_000)))
+    assert packets == [bytes([i]) * 40 for i in range(100)]
+    connection.close()
+    right.close()
