@@ -162,6 +162,10 @@ class Announcing:
             return
         if not self._take_path(port, packet, announce, raw, digest, unix_time):
             port.drops[Drop.ANNOUNCE_STALE] += 1
+            known = self._engine.paths.usable(announce.destination)
+            if packet.context == CTX_PATH_RESPONSE and known is not None:
+                known.confirmed += 1
+                self._engine.listener.path_confirmed(announce.destination)
             return
         event = AnnounceHeard(
             announce.destination,

@@ -51,6 +51,7 @@ class Path:
     packet_hash: bytes  # of the announce
     unresponsive: bool = False
     announce: bytes = b""  # raw as received, kept with the path (trap T18)
+    confirmed: int = 0  # answers to path requests that brought nothing newer
 
     @property
     def newest(self) -> int:

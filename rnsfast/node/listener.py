@@ -95,6 +95,10 @@ class NodeListener:
             if wanted is None or destination_hash(wanted, event.identity.hash) == event.destination:
                 self._reactor.enqueue(self.strand, lambda h=handler: h(event))  # type: ignore[misc]
 
+    def path_confirmed(self, destination: bytes) -> None:
+        """Somebody answered for a destination with an announce that is no newer than the one we have."""
+        self._reactor.engine.touched.update(self._path_waiters.get(destination, ()))
+
     def ratchets_rotated(self, destination: Destination) -> None:
         """An answer to a path request rotated the ratchets: save them soon."""
         inbox = destination.owner

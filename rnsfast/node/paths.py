@@ -34,9 +34,9 @@ class PathSearch:
         with reactor.lock:
             self._before = self._mark() if fresh else None
 
-    def _mark(self) -> bytes | None:
+    def _mark(self) -> tuple[bytes, int] | None:
         path = self._reactor.engine.paths.usable(self._destination)
-        return None if path is None else path.packet_hash
+        return None if path is None else (path.packet_hash, path.confirmed)
 
     def found(self) -> bool:
         """Under the lock. NodeClosed if the node was stopped."""

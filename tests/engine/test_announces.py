@@ -169,6 +169,18 @@ def test_a_replayed_older_announce_changes_nothing() -> None:
     assert len(recorder.named("announce_heard")) == 1 and port.drops[Drop.ANNOUNCE_STALE] == 1  # type: ignore[attr-defined]
 
 
+def test_an_answer_with_nothing_newer_confirms_the_path() -> None:
+    """Whoever asked within a second of an announce is answered with one of the same second."""
+    engine, recorder, port = node()
+    destination = Destination(some_identity(), Direction.IN, SINGLE, "x")
+    engine.receive(port, [announce(destination, int(START), bytes(5))], NOW)
+    answer = bytearray(announce(destination, int(START), b"other"))
+    answer[18] = CTX_PATH_RESPONSE
+    engine.receive(port, [bytes(answer)], NOW + 1)
+    assert engine.paths.paths[destination.hash].confirmed == 1
+    assert len(recorder.named("path_confirmed")) == 1  # type: ignore[attr-defined]
+
+
 def test_the_echo_of_an_own_announce_is_no_path() -> None:
     engine, recorder, port = node()
     own = Destination(some_identity(), Direction.IN, SINGLE, "x")
