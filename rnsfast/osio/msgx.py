@@ -155,9 +155,7 @@ class Headers:
 
     def restore(self) -> None:
         """Every field of what was used as it was at first; the others were not touched."""
-        if self.used:
-            self.words[: STEP * self.used] = self._fresh[: STEP * self.used]
-            self.used = 0
+        self.words[: STEP * self.used] = self._fresh[: STEP * self.used]
 
     def sizes(self, count: int) -> list[int]:
         return self.words[W_DATALEN : STEP * count : STEP].tolist()

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
-from rnsfast.osio.darwin import DarwinDatagramIO
 from rnsfast.osio.stream import LinuxCalls
 from rnsfast.osio.verdicts import forget_what_was_logged
 from tests.fakes import pair
-from tests.osio.darwin_fakes import DONTWAIT, Kernel, Scripted
+from tests.osio.darwin_fakes import Make
+from tests.osio.darwin_makers import datagram_pairs, devices, scripted_datagrams, scripted_devices
 
 VARIANTS = ["portable", *(["linux"] if LinuxCalls.usable() else [])]
 
@@ -43,48 +42,20 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def scripted_darwin(stack: ExitStack) -> Callable[..., tuple[DarwinDatagramIO, Scripted]]:
-    """Makes back ends whose calls follow a script: on UDP sockets that never see a packet."""
-
-    def make(
-        *,
-        connected: bool = True,
-        family: int = socket.AF_INET,
-        missing: tuple[str, ...] = (),
-        options: Any = None,
-        **steps: Any,
-    ) -> tuple[DarwinDatagramIO, Scripted]:
-        sock = socket.socket(family, socket.SOCK_DGRAM)
-        if connected:
-            sock.connect(("127.0.0.1", 9) if family == socket.AF_INET else ("::1", 9))
-        calls = Scripted(missing=missing, **steps)
-        io = DarwinDatagramIO(sock, sys=calls, **(options or {}))
-        locks = {"recvmsg_x": io._rx_lock, "recvfrom": io._rx_lock, "sendmsg_x": io._tx_lock, "sendto": io._tx_lock}
-        calls.lock_of = lambda name: locks[name].locked()
-        stack.callback(check, calls)
-        stack.callback(io.close)
-        return io, calls
-
-    def check(calls: Scripted) -> None:
-        assert calls.done(), f"the script was not followed to its end: {calls.steps}"
-        assert all(calls.locked), "a call without the lock"
-        assert set(calls.flags) <= {DONTWAIT}, "a call that may block"
-
-    return make
+def scripted_darwin(stack: ExitStack) -> Make:
+    return scripted_datagrams(stack)
 
 
 @pytest.fixture
-def darwin_pair(stack: ExitStack) -> Callable[..., tuple[DarwinDatagramIO, DarwinDatagramIO, Kernel]]:
-    """Makes two back ends over a connected AF_UNIX pair, moved by the stand-in kernel."""
+def darwin_pair(stack: ExitStack) -> Make:
+    return datagram_pairs(stack)
 
-    def make(limit: int | None = None, plain: bool = False, **options: Any) -> Any:
-        kernel = Kernel(limit)
-        if plain:
-            kernel.recvmsg_x = kernel.sendmsg_x = None
-        left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        ios = [DarwinDatagramIO(sock, sys=kernel, **options) for sock in (left, right)]
-        for io in ios:
-            stack.callback(io.close)
-        return ios[0], ios[1], kernel
 
-    return make
+@pytest.fixture
+def scripted_utun(stack: ExitStack) -> Make:
+    return scripted_devices(stack)
+
+
+@pytest.fixture
+def utun(stack: ExitStack) -> Make:
+    return devices(stack)

@@ -246,7 +246,7 @@ def _spread(data: bytes, buffers: Sequence[Any]) -> int:
 
 REFUSALS = [errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP]
 EMPTY = Fail(errno.EAGAIN)
-Make = Callable[..., tuple[Any, Scripted]]  # the fixture `scripted`
+Make = Callable[..., Any]  # a maker of `darwin_makers`
 
 
 def packets(count: int, size: int = 40) -> list[bytes]:

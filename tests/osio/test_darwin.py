@@ -40,9 +40,9 @@ def test_one_sender_marks_the_batch(scripted_darwin: Make) -> None:
 
 def test_the_callers_capacity_and_the_bound_limit_a_call(scripted_darwin: Make) -> None:
     io, calls = scripted_darwin(recvmsg_x=[EMPTY, EMPTY, EMPTY, EMPTY])
-    for capacity in (2, 64, 128, 300):
-        assert io.recv(RxBatch(capacity, 2049)) == 0
-    assert calls.counts == [2, 64, 64, 64]
+    for capacity, slots in ((2, 2), (64, 64), (300, 300), (3, 40)):
+        assert io.recv(RxBatch(capacity, 2049, slots)) == 0
+    assert calls.counts == [2, 64, 64, 3]
 
 
 def test_a_full_slot_was_cut_and_is_dropped(scripted_darwin: Make) -> None:
@@ -182,6 +182,14 @@ def test_the_plain_path_drops_what_is_empty_or_cut_and_stops_at_the_capacity(scr
     assert io.recv(batch) == 3
     assert batch.take_all() == [b"\x02", b"\x03", b"\x04"]
     assert io.recv(batch) == 0
+
+
+def test_the_plain_path_knows_no_sender_of_another_family(scripted_darwin: Make) -> None:
+    io, _ = scripted_darwin(missing=("recvmsg_x",), recvfrom=[Entry(b"x", LONG), Entry(b"y", FIRST), EMPTY])
+    batch = io.make_batch()
+    assert io.recv(batch) == 2
+    assert batch.peer(0) is None and batch.peer(1) == make_peer("10.0.0.1", 4001, flavour="darwin")
+    assert batch.uniform is None
 
 
 def test_an_error_after_a_packet_is_kept_for_the_next_receive(scripted_darwin: Make) -> None:

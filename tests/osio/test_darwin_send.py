@@ -79,6 +79,15 @@ def test_more_than_the_bound_is_cut_into_calls(scripted_darwin: Make) -> None:
     assert calls.wire == items
 
 
+@pytest.mark.parametrize(("bad", "why"), [(b"", errno.EINVAL), (b"x" * 101, errno.EMSGSIZE)], ids=["empty", "large"])
+def test_one_invalid_packet_is_enough_to_look_at_each(scripted_darwin: Make, bad: bytes, why: int) -> None:
+    io, calls = scripted_darwin(sendmsg_x=[ALL], options={"max_packet": 100})
+    items = packets(3)
+    result = io.send([items[0], bad, *items[1:]])
+    assert (result.taken, result.sent, result.rejected) == (4, 3, ((1, why),))
+    assert calls.wire == items
+
+
 def test_packets_from_a_start_on(scripted_darwin: Make) -> None:
     io, calls = scripted_darwin(sendmsg_x=[2, ALL])
     items = packets(9)
@@ -277,6 +286,12 @@ def test_an_unconnected_socket_sends_one_by_one_and_says_nothing_about_it(
     assert (result.state, result.sent, result.rejected) == (TxState.DONE, 3, ((1, errno.EHOSTUNREACH),))
     assert calls.calls == ["sendto"] * 4
     assert not io.fallbacks and not caplog.records
+
+
+def test_an_unconnected_socket_without_a_peer_reports_every_packet(scripted_darwin: Make) -> None:
+    io, _ = scripted_darwin(connected=False, sendto=[Fail(errno.EDESTADDRREQ)] * 3)
+    result = io.send(packets(3))
+    assert (result.state, result.rejected) == (TxState.DONE, tuple((i, errno.EDESTADDRREQ) for i in range(3)))
 
 
 def test_peers_never_reach_sendmsg_x(scripted_darwin: Make) -> None:
