@@ -11,7 +11,6 @@ polled is read by a thread of its own.
 from __future__ import annotations
 
 import errno
-import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -78,11 +77,13 @@ class PacketConnection:
         self._wrap, self._unwrap, self._overhead = wrap, unwrap, overhead
         self._batch = io.make_batch()
         self._reader: threading.Thread | None = None
+        self._again: Handle | None = None  # the rest of what was there; the reactor thread's
         self._tx_lock = threading.Lock()
         # All below under the transmit lock.
         self._pending: list[bytes] = []  # in order, bounded by QUEUE_LIMIT
         self._waiting = 0  # bytes in _pending
         self._open = True
+        self._watched = False
         self._broken = False
         self._retry: Handle | None = None  # where write readiness cannot be watched
 
@@ -94,6 +95,7 @@ class PacketConnection:
             if not self._open:
                 return
             if self._io.caps.pollable:
+                self._watched = True
                 self._runtime.watch(self._fd, READ | (WRITE if self._pending else 0), self.on_events)
                 return
             self._reader = threading.Thread(target=self._read, name=f"{self.port.name}-reader", daemon=True)
@@ -110,30 +112,34 @@ class PacketConnection:
             if not self._open:
                 return False
             self._open = False
-            if self._io.caps.pollable:
+            if self._watched:
                 self._runtime.unwatch(self._fd)
-            lost, self._pending, self._waiting = len(self._pending), [], 0
-            retry, self._retry = self._retry, None
-        if retry is not None:
-            retry.cancel()
+            lost, self._pending, self._waiting = self._pending, [], 0
+            calls, self._retry = (self._retry, self._again), None
+        for call in calls:
+            if call is not None:
+                call.cancel()
         self._io.close()
         reader = self._reader
         if reader is not None and reader is not threading.current_thread():
             reader.join()
+        self._lose(lost, Drop.TX_CONNECTION_LOST)
         with self._runtime.lock:
-            if lost:
-                self.port.drops[Drop.TX_CONNECTION_LOST] += lost
             self.port.congested = False
         return True
 
     def _fail(self, error: int) -> None:
         """Any thread: the descriptor is unusable. The reactor thread ends it, once."""
         with self._tx_lock:
-            if self._broken or not self._open:
-                return
-            self._broken = True
-            if self._io.caps.pollable:
-                self._runtime.rewatch(self._fd, 0)  # it may be reported as ready for ever
+            self._break(error)
+
+    def _break(self, error: int) -> None:
+        """`_fail`, under the transmit lock: from now on nothing is offered."""
+        if self._broken or not self._open:
+            return
+        self._broken = True
+        if self._watched:
+            self._runtime.rewatch(self._fd, 0)  # it may be reported as ready for ever
         self._runtime.call_at(self._runtime.now(), lambda: self._end(error))
 
     def _end(self, error: int) -> None:
@@ -185,13 +191,8 @@ class PacketConnection:
         """Offer `items`; nothing waits before them. What is left becomes what waits."""
         io = self._io
         result = io.send_one(items[0], self._peer) if len(items) == 1 else io.send(items, self._peer)
-        if result.rejected:
-            with self._runtime.lock:
-                drops = self.port.drops
-                for index, error in result.rejected:
-                    drops[CAUSES.get(error, Drop.TX_REFUSED)] += 1
-                    self.port.tx_packets -= 1
-                    self.port.tx_bytes -= max(len(items[index]) - self._overhead, 0)
+        for index, error in result.rejected:
+            self._lose([items[index]], CAUSES.get(error, Drop.TX_REFUSED))
         self._pending, self._waiting = [], 0
         if result.state is TxState.DONE:
             return
@@ -200,33 +201,42 @@ class PacketConnection:
             self._append(left)
         elif result.state is TxState.UNKNOWN:
             with self._runtime.lock:
-                self.port.drops[Drop.TX_UNKNOWN] += len(left)
+                self.port.drops[Drop.TX_UNKNOWN] += len(left)  # they stay counted as sent: they may have been
         else:
-            with self._runtime.lock:
-                self.port.drops[Drop.TX_CONNECTION_LOST] += len(left)
+            self._lose(left, Drop.TX_CONNECTION_LOST)
             if result.state is TxState.BROKEN:
-                self._runtime.call_at(self._runtime.now(), lambda: self._fail(result.errno))
+                self._break(result.errno)
+
+    def _lose(self, items: list[bytes], cause: Drop) -> None:
+        """These were counted as sent, and were not."""
+        if not items:
+            return
+        port = self.port
+        with self._runtime.lock:
+            port.drops[cause] += len(items)
+            port.tx_packets -= len(items)
+            port.tx_bytes -= sum(map(len, items)) - self._overhead * len(items)
 
     def _append(self, items: list[bytes]) -> None:
         """Let them wait behind what waits already; drop what goes beyond the limit."""
-        first, waiting, refused = not self._pending, self._waiting, 0
+        first, waiting = not self._pending, self._waiting
+        refused: list[bytes] = []
         for item in items:
             if waiting + len(item) <= QUEUE_LIMIT:
                 self._pending.append(item)
                 waiting += len(item)
             else:
-                refused += 1
+                refused.append(item)
         self._waiting = waiting
-        if refused:
-            with self._runtime.lock:
-                self.port.drops[Drop.TX_QUEUE_FULL] += refused
+        self._lose(refused, Drop.TX_QUEUE_FULL)
         if first and self._pending:
             self._want_to_write()
 
     def _want_to_write(self) -> None:
         runtime = self._runtime
         if self._io.caps.pollable:
-            runtime.rewatch(self._fd, READ | WRITE)
+            if self._watched:  # otherwise `watch` will see that something waits
+                runtime.rewatch(self._fd, READ | WRITE)
         elif self._retry is None:  # nothing tells when there is room again
             self._retry = runtime.call_at(runtime.now() + RETRY, self._on_writable)
 
@@ -244,7 +254,7 @@ class PacketConnection:
     def on_events(self, events: int) -> None:
         if events & WRITE:
             self._on_writable()
-        if events & READ:
+        if events & READ and self._again is None:
             self._on_readable()
 
     def _on_writable(self) -> None:
@@ -254,7 +264,7 @@ class PacketConnection:
                 return
             if self._pending:
                 self._send(self._pending)
-            if not self._pending and self._io.caps.pollable:
+            if not self._pending and self._watched:
                 self._runtime.rewatch(self._fd, READ)
             turned = self._turn()
         if turned:
@@ -275,6 +285,13 @@ class PacketConnection:
             self._hand_over()
             if count < batch.capacity:
                 return
+        # The back end may have more although the system has not, so readiness would not tell: a buffer can hold many.
+        self._again = self._runtime.call_at(self._runtime.now(), self._read_on)
+
+    def _read_on(self) -> None:
+        self._again = None
+        if self._open and not self._broken:
+            self._on_readable()
 
     def _read(self) -> None:
         """The thread of a descriptor that cannot be polled."""
@@ -300,8 +317,3 @@ class PacketConnection:
             packets = self._unwrap(packets)
         if packets:
             self._runtime.deliver(port, packets)
-
-
-def describe(error: int) -> str:
-    """`Network is down (ENETDOWN)`."""
-    return f"{os.strerror(error)} ({errno.errorcode.get(error, error)})"

@@ -125,8 +125,11 @@ class FakeRuntime:
         return sorted(when for when, _, call in self._calls if call.fn is not None)
 
     def make_due_calls(self) -> None:
+        """What is due now; what these calls ask for at once has its turn next time, as on the reactor."""
+        due: list[FakeCall] = []
         while self._calls and self._calls[0][0] <= self.time:
-            _, _, call = heapq.heappop(self._calls)
+            due.append(heapq.heappop(self._calls)[2])
+        for call in due:
             if call.fn is not None:
                 call.fn()
 
