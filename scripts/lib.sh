@@ -24,6 +24,11 @@ apt_install() {
     apt-get update -qq >&2 && apt-get install -y -qq "$@" >&2
 }
 
+# ensure_command NAME PACKAGE: installs the Debian package if there is no such command; goes on without it otherwise.
+ensure_command() {
+    command -v "$1" >/dev/null 2>&1 || apt_install "$2" || say "there is no command $1: tests that need it are skipped"
+}
+
 # ensure_venv EXTRAS: makes $root/.venv if there is none, and installs the project with EXTRAS when needed.
 ensure_venv() {
     local extras=$1 python stamp wanted
