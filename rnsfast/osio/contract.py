@@ -121,7 +121,7 @@ class RxBatch:
 
     def __init__(self, capacity: int, slot: int, slots: int | None = None) -> None:
         self.capacity, self.slot, self.slots = capacity, slot, capacity if slots is None else slots
-        self.dropped = 0  # entries refused in this fill
+        self.dropped = 0  # entries refused in this receive
         self.uniform: object | None = None  # what all entries have in common, if the back end says so
         self.peers: list[Peer | None] = []  # one an entry if the back end reports peers
         self._entries: list[bytes | memoryview] = []  # at most `capacity`

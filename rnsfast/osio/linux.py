@@ -295,6 +295,8 @@ class LinuxDatagramIO(PacketIO):
         return min(sizes) > 0 and max(sizes) <= self.caps.max_packet
 
     def _submit_one(self, item: bytes, peer: Peer | None) -> int:
+        if self._runs:
+            self._runs = {}  # of an earlier submission: what goes wrong now is about this packet
         name, size = (None, 0) if peer is None else (peer.raw, len(peer.raw))
         sys = self._sys
         if sys.sendto(self._number(), item, len(item), DONTWAIT | NOSIGNAL, name, size) < 0:

@@ -73,6 +73,7 @@ class PacketIO(Descriptor):
     def recv(self, into: RxBatch, timeout: float | None = 0.0) -> int:
         deadline: float | None = None
         first = True
+        into.dropped = 0
         while True:
             count = self._fill(into)
             if count or timeout == 0.0:
@@ -84,7 +85,7 @@ class PacketIO(Descriptor):
                 return 0
 
     def _fill(self, into: RxBatch) -> int:
-        stats = self.stats
+        stats, dropped = self.stats, into.dropped  # what was refused counts on until something is handed over
         with self._rx_lock:
             for _ in range(EMPTY_FILLS):
                 if self._closing:
@@ -95,6 +96,7 @@ class PacketIO(Descriptor):
                 into.clear()
                 error = self._take(into)
                 stats.rx_dropped += into.dropped
+                dropped = into.dropped = dropped + into.dropped
                 fatal = error != 0 and error not in EAGAIN and error not in PASSING_RECEIVE
                 if count := into.count:
                     stats.rx_packets += count
