@@ -66,7 +66,10 @@ class UdpConfig:
             listen_port = section.integer("listen_port", 1, 65535)  # says that it is missing
         if forward_ip is not None and forward_port is None:
             raise section.fail("forward_port", "is missing: forward_ip needs a port to send to")
-        _, low, high = bounds(Kind.DATAGRAM)
+        try:
+            _, low, high = bounds(Kind.DATAGRAM)
+        except OSError as error:  # RNSFAST_OSIO asks for what is not there
+            raise section.fail("type", f"UDPInterface cannot be opened: {error.strerror}") from error
         found = cls(
             common=common,
             listen_ip=listen_ip,
@@ -134,16 +137,25 @@ class UdpInterface:
             if not self._attached:
                 self.port = self._make_port()
         sock = self._bind()
-        peer = self._known_peer(sock.family)
-        self._runtime = runtime
+        try:
+            peer = self._known_peer(sock.family)
+        except InterfaceError:
+            sock.close()
+            raise
+        with self._lock:
+            if self._closed:
+                sock.close()
+                return
+            self._runtime, self._sock = runtime, sock
+            first, self._attached = not self._attached, True
         if self._forward_ip is None:
             self.port.outgoing = False  # nowhere to send to
+        if first:
+            runtime.attach(self.port, self)
         if peer is None and self._forward_ip is not None:
-            with self._lock:
-                self._sock = sock
             self._resolve()
-            return
-        self._go_online(sock, peer)
+        else:
+            self._go_online(sock, peer)
 
     def _broadcast_of(self, device: str) -> str:
         try:
@@ -222,29 +234,23 @@ class UdpInterface:
     def _go_online(self, sock: socket.socket, peer: Peer | None) -> None:
         runtime, port, config = self._runtime, self.port, self.config
         assert runtime is not None
-        io = open_backend(
-            Kind.DATAGRAM,
-            sock,
-            max_batch=config.batch,
-            max_packet=port.hw_mtu + port.ifac_size,
-            peers=False,
-            segmentation=config.segmentation,
-            coalescing=config.segmentation,
-        )
-        connection = PacketConnection(runtime, port, io, peer, self._on_broken)
         with self._lock:
-            if self._closed:
-                io.close()
+            if self._closed or self._sock is not sock:
                 return
-            self._sock, self._connection = sock, connection
+            io = open_backend(
+                Kind.DATAGRAM,
+                sock,
+                max_batch=config.batch,
+                max_packet=port.hw_mtu + port.ifac_size,
+                peers=False,
+                segmentation=config.segmentation,
+                coalescing=config.segmentation,
+            )
+            connection = self._connection = PacketConnection(runtime, port, io, peer, self._on_broken)
             self._since, self._last_error = runtime.now(), ""
-            first, self._attached = not self._attached, True
         with runtime.lock:
-            port.online = True
-        if first:
-            runtime.attach(port, self)
-        else:
-            runtime.changed(port)
+            port.online = not self._closed  # `close` says no under this lock, and says that it closes before
+        runtime.changed(port)
         connection.watch()
 
     # -- trouble --------------------------------------------------------------------------------------------------
