@@ -75,3 +75,8 @@ CTLIOCGINFO: Final = 0xC0644E03
 UTUN_CONTROL: Final = "com.apple.net.utun_control"
 UTUN_OPT_IFNAME: Final = 2
 UTUN_OPT_MAX_PENDING_PACKETS: Final = 16
+
+#: Requests about a network interface, with an `ifreq` of 32 bytes: the name in 16, then a number.
+SIOCSIFFLAGS, SIOCGIFFLAGS = 0x80206910, 0xC0206911
+SIOCGIFMTU, SIOCSIFMTU = 0xC0206933, 0x80206934
+IFF_UP: Final = 0x1

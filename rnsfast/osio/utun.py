@@ -15,6 +15,7 @@ import errno
 import socket
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from rnsfast.osio.contract import Caps, Kind, Peer, RxBatch
@@ -57,6 +58,10 @@ class UtunIO(MsgxIO):
             names=False,
             sys=Libsystem() if sys is None else sys,
         )
+
+    def set_max_packet(self, size: int) -> None:
+        """The device carries larger or smaller packets now. Batches made before keep the room they have."""
+        self.caps = replace(self.caps, max_packet=size)
 
     def _number(self) -> int:
         return self._sock.fileno()

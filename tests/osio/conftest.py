@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -15,6 +17,19 @@ from tests.osio.darwin_fakes import Make
 from tests.osio.darwin_makers import datagram_pairs, devices, scripted_datagrams, scripted_devices
 
 VARIANTS = ["portable", *(["linux"] if LinuxCalls.usable() else [])]
+
+
+#: Markers of tests that need one system. They are skipped elsewhere, and say why.
+PLATFORMS = {"linux": "linux", "darwin": "darwin", "darwin_root": "darwin", "windows": "win32"}
+HERE = sys.platform
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, platform in PLATFORMS.items():
+        if item.get_closest_marker(marker) and platform != HERE:
+            pytest.skip(f"runs on {platform} only, this is {HERE}")
+    if item.get_closest_marker("darwin_root") and os.geteuid() != 0:
+        pytest.skip("needs root")
 
 
 @pytest.fixture(params=VARIANTS)

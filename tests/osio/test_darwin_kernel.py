@@ -21,6 +21,8 @@ from tests.osio.darwin_fakes import (
     packets,
 )
 
+pytestmark = pytest.mark.linux  # whose sockets the stand-ins use, and their errors
+
 
 def receive(io: DarwinDatagramIO, batch: RxBatch | None = None) -> list[bytes]:
     """Everything that is there."""

@@ -26,6 +26,8 @@ from rnsfast.osio.verdicts import Verdict, forget_what_was_logged
 from tests.osio import test_darwin, test_darwin_kernel, test_darwin_send, test_utun
 from tests.osio.darwin_makers import datagram_pairs, devices, scripted_datagrams, scripted_devices
 
+pytestmark = pytest.mark.linux  # whose sockets the stand-ins use, and their errors
+
 MODULES = (test_darwin_send, test_darwin, test_utun, test_darwin_kernel)
 MAKERS: dict[str, Callable[[ExitStack], Any]] = {
     "stack": lambda stack: stack,

@@ -15,6 +15,8 @@ from rnsfast.osio.utun import UtunIO
 from tests.fakes import PATIENCE
 from tests.osio.darwin_fakes import ALL, EMPTY, REFUSALS, Entry, Fail, Fill, Kernel, Make, Scripted, lines
 
+pytestmark = pytest.mark.linux  # whose sockets the stand-ins use, and their errors
+
 V4, V6 = struct.pack(">I", 2), struct.pack(">I", 30)
 
 
