@@ -40,11 +40,12 @@ class ChannelFull(RnsfastError, TimeoutError):
 
 
 class MessageTooLarge(RnsfastError, ValueError):
-    """Raised before anything is sent. `size` and `limit` are bytes."""
+    """Raised before anything is sent. `size` and `limit` are bytes; `index` says which of several it was."""
 
-    def __init__(self, size: int, limit: int) -> None:
-        super().__init__(f"message has {size} bytes, this link carries {limit} in one; use a stream for more")
-        self.size, self.limit = size, limit
+    def __init__(self, size: int, limit: int, index: int | None = None) -> None:
+        which = "message" if index is None else f"message {index}"
+        super().__init__(f"{which} has {size} bytes, this link carries {limit} in one; use a stream for more")
+        self.size, self.limit, self.index = size, limit, index
 
 
 class StreamBroken(RnsfastError, ConnectionError):

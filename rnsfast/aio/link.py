@@ -143,7 +143,7 @@ class Link:
                 item = mailbox.take()
             if item is None or self._packet_handler is None:
                 return
-            self.sync._prove_if_wanted(*item)
+            self.sync._prove_if_wanted([item])
             await call(*self._packet_handler, item[0])
 
     @property

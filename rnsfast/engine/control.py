@@ -1,6 +1,7 @@
-"""What single packets of a link do, by context: everything sealed that is neither channel nor proof.  Protocol 03.
+"""What packets of a link do, by context: everything sealed that is neither channel nor proof.  Protocol 03.
 
-Each function takes an authentic packet: the raw bytes, and its plaintext.
+Packets for the application come in batches; each other function takes one authentic packet: the raw bytes, and its
+plaintext.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from rnsfast.wire.packet import (
     CTX_LINKCLOSE,
     CTX_LINKIDENTIFY,
     CTX_LRRTT,
-    CTX_NONE,
     CTX_REQUEST,
     CTX_RESOURCE_ADV,
     CTX_RESPONSE,
@@ -29,10 +29,26 @@ if TYPE_CHECKING:
     from rnsfast.engine.link import Link
 
 
-def receive_data(link: Link, raw: bytes, plain: bytes, now: float) -> None:
-    """A packet for the application."""
-    link.heard(now, data=True)
-    link.engine.link_data(link, plain, full(bytes((raw[0] & 0x0F,)) + raw[2:]), now)
+def receive_data(link: Link, packets: list[bytes], now: float) -> None:
+    """Packets for the application: duplicates out, one opening for all of them, one delivery."""
+    remember, drops = link.engine.seen.add, link.port.drops
+    tokens: list[bytes] = []
+    hashes: list[bytes] = []
+    for raw in packets:
+        digest = full(bytes((raw[0] & 0x0F,)) + raw[2:])
+        if remember(digest):
+            tokens.append(raw[19:])
+            hashes.append(digest)
+    if len(tokens) < len(packets):
+        drops[Drop.FILTERED] += len(packets) - len(tokens)
+    opened = link.key.open_many(tokens)
+    plains = [plain for plain in opened if plain is not None]
+    if len(plains) < len(opened):
+        drops[Drop.LINK_TOKEN] += len(opened) - len(plains)
+        hashes = [digest for digest, plain in zip(hashes, opened, strict=True) if plain is not None]
+    if plains:
+        link.heard(now, data=True)
+        link.engine.link_data(link, plains, hashes)
 
 
 def receive_rtt(link: Link, raw: bytes, plain: bytes, now: float) -> None:
@@ -85,7 +101,6 @@ def receive_resource_advertisement(link: Link, raw: bytes, plain: bytes, now: fl
 
 #: By context. What is not here has no user and is counted.
 HANDLERS: Final[dict[int, Callable[[Link, bytes, bytes, float], None]]] = {
-    CTX_NONE: receive_data,
     CTX_LRRTT: receive_rtt,
     CTX_LINKCLOSE: receive_close,
     CTX_LINKIDENTIFY: receive_identity,

@@ -523,11 +523,11 @@ class Engine:
                 self.announcing.path_failed(link.destination.hash, now)
         self.listener.link_closed(link)
 
-    def link_data(self, link: Link, plain: bytes, digest: bytes, now: float) -> None:
-        """A packet on a link for the application; proved by the strategy of the link's destination."""
-        self.listener.link_data(link, plain, digest)
+    def link_data(self, link: Link, packets: list[bytes], hashes: list[bytes]) -> None:
+        """Packets on a link for the application; proved by the strategy of the link's destination."""
+        self.listener.link_data(link, packets, hashes)
         if link.destination.proofs is ProofStrategy.ALL:
-            link.prove([digest])
+            link.prove(hashes)
 
     def peer_identified(self, link: Link) -> None:
         """The initiator has revealed itself."""

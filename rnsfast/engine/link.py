@@ -6,7 +6,7 @@ States and moves are in `linkstate`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,7 @@ from rnsfast.crypto.identity import Identity
 from rnsfast.crypto.token import TokenKey
 from rnsfast.crypto.x25519 import X25519Key
 from rnsfast.engine.channel import Channel, Envelope
-from rnsfast.engine.control import HANDLERS
+from rnsfast.engine.control import HANDLERS, receive_data
 from rnsfast.engine.linkstate import (
     GRACE_RTT_FACTOR,
     KEEPALIVE_MAX,
@@ -351,6 +351,7 @@ class Link:
             self.port.drops[Drop.NO_SUCH_LINK] += len(packets)
             return
         messages: list[bytes] = []
+        plain: list[bytes] = []
         proofs: list[bytes] = []
         self.rx_packets += len(packets)
         for raw in packets:
@@ -359,12 +360,17 @@ class Link:
             self.rx_bytes += len(raw) - 19
             if kind == DATA and context == CTX_CHANNEL:
                 messages.append(raw)
+            elif kind == DATA and context == CTX_NONE:
+                plain.append(raw)
             elif kind == PROOF and context != CTX_LRPROOF and context != CTX_RESOURCE_PRF:
                 proofs.append(raw)
             else:
                 if messages:
                     self._receive_messages(messages, now)
                     messages = []
+                if plain:
+                    receive_data(self, plain, now)
+                    plain = []
                 if proofs:
                     self._receive_proofs(proofs)
                     proofs = []
@@ -374,6 +380,8 @@ class Link:
                 return  # closed in the middle of the batch
         if messages:
             self._receive_messages(messages, now)
+        if plain:
+            receive_data(self, plain, now)
         if proofs:
             self._receive_proofs(proofs)
 
@@ -469,7 +477,7 @@ class Link:
             self.channel.pump(now)
 
     def _receive_other(self, raw: bytes, context: int, now: float) -> None:
-        """Everything that is not a channel packet or a packet proof."""
+        """Everything that is not a channel packet, a packet for the application or a packet proof."""
         if raw[0] & 3 != DATA:
             self.port.drops[Drop.LINK_UNEXPECTED] += 1  # a repeated link proof, or one of a resource
             return
@@ -548,6 +556,20 @@ class Link:
         self._sent(raw, now)
         return receipt
 
+    def send_data_many(self, plains: Sequence[bytes], now: float) -> int:
+        """Packets for the application, sealed together, in order, without receipts. Sizes are the caller's.
+
+        Returns how many were queued: all of them, or 0 if the link is not active or its interface is down.
+        """
+        if not plains or self.state not in (State.ACTIVE, State.STALE):
+            return 0
+        link_id = self.link_id
+        raws = [make_raw(_DATA_FLAGS, link_id, CTX_NONE, token) for token in self.key.seal_many(plains)]
+        if not self.port.send_many(raws):
+            return 0
+        self._count_sent(raws, now)
+        return len(raws)
+
     def identify(self, identity: Identity, now: float) -> bool:
         """Reveal who we are: initiators of active links only. False if nothing was sent."""
         if not self.initiator or self.state is not State.ACTIVE:
@@ -584,6 +606,9 @@ class Link:
     def count_sent(self, frames: list[bytes], now: float) -> None:
         """Queue the channel's packets and account for them."""
         self.port.send_many(frames)
+        self._count_sent(frames, now)
+
+    def _count_sent(self, frames: list[bytes], now: float) -> None:
         self.last_outbound = now
         self.tx_packets += len(frames)
         self.tx_bytes += sum(map(len, frames)) - 19 * len(frames)

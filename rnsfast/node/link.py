@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rnsfast.crypto.identity import Identity
@@ -21,6 +21,8 @@ from rnsfast.wire.drop import Drop
 
 if TYPE_CHECKING:
     from rnsfast.node.node import Node
+
+Sink = Callable[[list[bytes]], None]
 
 
 class Receipt(Waitable):
@@ -58,7 +60,7 @@ class Link(Waitable):
     As a context manager it is closed at the end of the block.
     """
 
-    __slots__ = ("_channel", "_engine", "_handlers", "_node", "_packets", "_reactor", "_strand")
+    __slots__ = ("_arrived", "_channel", "_engine", "_handlers", "_node", "_packets", "_reactor", "_sink", "_strand")
 
     def __init__(self, node: Node, engine: EngineLink) -> None:
         super().__init__(node._reactor.lock)
@@ -68,7 +70,9 @@ class Link(Waitable):
         self._strand = Strand()
         self._channel: Channel | None = None
         self._handlers: dict[str, Callable[..., Any]] = {}
-        self._packets = Mailbox(self._reactor, self._strand, self._offer)
+        self._packets = Mailbox(self._reactor, self._strand, self._offer, self._offer_many)
+        self._sink: Sink | None = None
+        self._arrived: list[bytes] = []  # for the sink, in this turn
         engine.owner = self
 
     # ------------------------------------------------------------------ what it is
@@ -148,29 +152,86 @@ class Link(Waitable):
             raise LinkClosed(self.id, self.closing)
         return receipt
 
+    def send_many(self, packets: Sequence[bytes]) -> None:
+        """Send packets in order, at most `mdu` bytes each: sealed together, written together, without receipts.
+
+        Raises LinkClosed, MessageTooLarge (its `index` says which; nothing was sent). Protocol: 03, section 11.
+        """
+        mdu = self._engine.mdu
+        if packets and len(max(packets, key=len)) > mdu:
+            index, size = next((i, len(packet)) for i, packet in enumerate(packets) if len(packet) > mdu)
+            raise MessageTooLarge(size, mdu, index)
+        with self._reactor.turn as now:
+            sent = self._engine.send_data_many(packets, now)
+        if sent < len(packets):
+            raise LinkClosed(self.id, self.closing)
+
     def on_packet(self, handler: Callable[[bytes], Any]) -> None:
         """Have `handler(data)` called for each packet, in order, on a callback thread.
 
-        Up to 1 MiB of packets that came before a handler was set are delivered now.
+        Up to 1 MiB of packets that came before a handler was set are delivered now. Replaces `on_packets`.
         """
         with self._reactor.turn:
             self._handlers["packet"] = handler
             self._packets.open()
 
-    def _data(self, data: bytes, packet_hash: bytes) -> None:
+    def on_packets(self, handler: Callable[[list[bytes]], Any]) -> None:
+        """Have `handler(packets)` called with everything that has arrived, in order, on a callback thread.
+
+        It is called once for all packets that came in together, or while the handler was busy. Replaces `on_packet`.
+        """
+        with self._reactor.turn:
+            self._handlers["packets"] = handler
+            self._packets.open_batches()
+
+    def _forward_to(self, sink: Sink | None) -> None:
+        """For forwarders of ours: have `sink(packets)` called once a turn with what the turn brought.
+
+        It is called on the thread that took the turn (the reactor's), without the lock, after the turn's own packets
+        were flushed; it must not block, and packets that come this way are proved by nothing but `set_proofs("all")`.
+        What came before is handed over at the end of this call. None: as if there had been none.
+        """
+        with self._reactor.turn:
+            self._sink = sink
+            if sink is not None:
+                self._arrived += [data for data, _ in self._packets.take_all()]
+                if self._arrived:
+                    self._reactor.sinks.append(self)
+
+    def _hand_over(self, packets: list[bytes]) -> None:
+        """By the reactor, without the lock."""
+        sink = self._sink
+        if sink is not None:
+            sink(packets)
+
+    def _data(self, packets: list[bytes], hashes: list[bytes]) -> None:
         """Under the lock, from the engine."""
-        if not self._packets.put((data, packet_hash), len(data)):
-            self._engine.port.drops[Drop.PACKET_NO_HANDLER] += 1
+        if self._sink is not None:
+            if not self._arrived:
+                self._reactor.sinks.append(self)
+            self._arrived += packets
+            return
+        put, refused = self._packets.put, 0
+        for item in zip(packets, hashes, strict=True):
+            refused += not put(item, len(item[0]))
+        if refused:
+            self._engine.port.drops[Drop.PACKET_NO_HANDLER] += refused
 
     def _offer(self, item: tuple[bytes, bytes]) -> None:
         """On the link's strand, so after the established handler has returned."""
-        self._prove_if_wanted(*item)
+        self._prove_if_wanted([item])
         self._handlers["packet"](item[0])
 
-    def _prove_if_wanted(self, data: bytes, packet_hash: bytes) -> None:
-        if self._node._wants_proof(self._engine.destination, data):
+    def _offer_many(self, items: list[tuple[bytes, bytes]]) -> None:
+        """As `_offer`."""
+        self._prove_if_wanted(items)
+        self._handlers["packets"]([data for data, _ in items])
+
+    def _prove_if_wanted(self, items: list[tuple[bytes, bytes]]) -> None:
+        wanted = [digest for data, digest in items if self._node._wants_proof(self._engine.destination, data)]
+        if wanted:
             with self._reactor.turn as now:
-                self._engine.prove([packet_hash])
+                self._engine.prove(wanted)
                 self._reactor.engine.settle_now(now)
 
     # ------------------------------------------------------------------ channel and streams

@@ -130,9 +130,9 @@ class NodeListener:
         if link.owner is not None:
             link.owner._closed()
 
-    def link_data(self, link: EngineLink, data: bytes, packet_hash: bytes) -> None:
+    def link_data(self, link: EngineLink, packets: list[bytes], hashes: list[bytes]) -> None:
         if link.owner is not None:
-            link.owner._data(data, packet_hash)
+            link.owner._data(packets, hashes)
 
     def peer_identified(self, link: EngineLink) -> None:
         self._reactor.engine.touched.add(link)

@@ -16,7 +16,7 @@ from itertools import count
 from math import inf
 from time import monotonic
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rnsfast.engine.engine import Engine
 from rnsfast.engine.port import Port
@@ -25,6 +25,9 @@ from rnsfast.node.dispatch import Dispatcher, Strand
 from rnsfast.node.waiting import Waitable
 from rnsfast.osio.memory import keep_heap
 from rnsfast.osio.poller import open_poller
+
+if TYPE_CHECKING:
+    from rnsfast.node.link import Link
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +78,7 @@ class Reactor:
         self.engine: Engine = None  # type: ignore[assignment]  # set by the node before anything runs
         self.dispatcher = dispatcher
         self.ready: list[Strand] = []  # strands with new calls, submitted at the end of the turn
+        self.sinks: list[Link] = []  # links of forwarders for which this turn has brought packets
         self._poller = open_poller()
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._calls: list[tuple[float, int, Call]] = []
@@ -99,6 +103,7 @@ class Reactor:
         ports: list[Port] | None = None
         wake: list[Waitable] | None = None
         strands: list[Strand] | None = None
+        arrived: list[tuple[Link, list[bytes]]] | None = None
         if engine.dirty:
             ports = list(engine.dirty)
             engine.dirty.clear()
@@ -107,12 +112,20 @@ class Reactor:
             engine.touched.clear()
         if self.ready and tell:
             strands, self.ready = self.ready, []
+        if self.sinks:
+            arrived = [(link, link._arrived) for link in self.sinks]
+            for link in self.sinks:
+                link._arrived = []
+            self.sinks = []
         late = engine.timers.deadline < self._wake_at
         self.lock.release()
         if ports is not None:
             for port in ports:
                 if port.owner is not None:
                     _guard(port.owner.flush, port)
+        if arrived is not None:
+            for link, packets in arrived:
+                _guard(link._hand_over, packets)
         if wake:
             rings: list[Callable[[], object]] = []
             with self.lock:

@@ -127,7 +127,9 @@ def test_transcript(case: Case) -> None:
         end.recorder.events.clear()
         end.link.open_channel(1.0)
         where = names[id(end)]
-        end.recorder.on["link_data"] = lambda link, data, h, w=where: happened.append(f"{w}.packet:{data.hex()}")
+        end.recorder.on["link_data"] = lambda link, packets, hashes, w=where: happened.extend(
+            f"{w}.packet:{data.hex()}" for data in packets
+        )
         end.recorder.on["peer_identified"] = lambda link, w=where: happened.append(
             f"{w}.identified:{link.remote_identity.hash.hex()}"
         )
@@ -310,7 +312,7 @@ def test_packets_on_links(case: Case) -> None:
         got = []
         for event in recorder.events:
             if event[0] == "link_data":
-                got.append(f"packet:{event[2].hex()}")
+                got += [f"packet:{data.hex()}" for data in event[2]]
             elif event[0] == "peer_identified":
                 got.append(f"identified:{event[1].remote_identity.hash.hex()}")
             elif event[0] == "link_established" and wanted == ["established"]:
