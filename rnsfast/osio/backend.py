@@ -14,6 +14,7 @@ import sys as system
 from typing import Any, Final, overload
 
 from rnsfast.osio.contract import BatchIO, Kind
+from rnsfast.osio.darwin import DarwinDatagramIO
 from rnsfast.osio.linux import Libc, LinuxDatagramIO
 from rnsfast.osio.portable import PortableDatagramIO
 from rnsfast.osio.stream import TX_FRAMES, StreamIO
@@ -121,6 +122,8 @@ def open_backend(
                 coalescing=coalescing,
                 sys=sys,
             )
+        elif chosen == "darwin":
+            io = DarwinDatagramIO(handle, max_batch=batch, max_packet=max_packet, peers=peers, sys=sys)
         else:
             io = PortableDatagramIO(handle, max_batch=batch, max_packet=max_packet, peers=peers, sys=sys)
     say_once(f"backend {io.caps.backend}", "back end %s, at most %d packets a call", io.caps.backend, io.caps.max_tx)

@@ -105,12 +105,20 @@ class Libsystem:
 
     @staticmethod
     def usable() -> bool:
-        """64-bit little-endian macOS: the layouts are no others. iOS has the calls too and takes the plain path."""
+        """64-bit little-endian macOS: the layouts are no others. iOS has the calls too and takes the plain path.
+
+        RNSFAST_OSIO=portable asks for the plain path, also where a device can be opened in no other way.
+        """
         return (
             system.platform == "darwin"
             and system.byteorder == "little"
             and ctypes.sizeof(ctypes.c_void_p) == ctypes.sizeof(ctypes.c_size_t) == 8
+            and not _is_portable()
         )
+
+
+def _is_portable() -> bool:
+    return os.environ.get("RNSFAST_OSIO") == "portable"
 
 
 def _readv(fd: int, buffers: Sequence[Any], /) -> int:
@@ -197,10 +205,11 @@ class MsgxIO(PacketIO):
         self._rx: Headers | None = None  # made for the first batch
         self._rx_for: RxBatch | None = None
         self._batched = False  # whether the last submission was a sendmsg_x
+        reason = "RNSFAST_OSIO=portable" if _is_portable() else "it is missing"
         if self._recvmsg_x is None:
-            self._give_up("recvmsg_x", "it is missing")
+            self._give_up("recvmsg_x", reason)
         if connected and self._sendmsg_x is None:
-            self._give_up("sendmsg_x", "it is missing")
+            self._give_up("sendmsg_x", reason)
 
     def _give_up(self, name: str, reason: str) -> None:
         """Never make a private call again; one line in the log for all objects."""

@@ -6,13 +6,28 @@ import errno
 import logging
 import socket
 import struct
+from contextlib import ExitStack
 
 import pytest
 
-from rnsfast.osio.contract import IOBroken, Peer, RxBatch
+from rnsfast.osio import backend
+from rnsfast.osio.contract import IOBroken, Kind, Peer, RxBatch
 from rnsfast.osio.msgx import H_NAMELEN, STEP, Libsystem
 from rnsfast.osio.peers import make_peer
-from tests.osio.darwin_fakes import EMPTY, FIRST, LONG, REFUSALS, SECOND, Entry, Fail, Fill, Make, darwin_name, lines
+from tests.osio.darwin_fakes import (
+    EMPTY,
+    FIRST,
+    LONG,
+    REFUSALS,
+    SECOND,
+    Entry,
+    Fail,
+    Fill,
+    Kernel,
+    Make,
+    darwin_name,
+    lines,
+)
 
 # -- receiving: what comes back ---------------------------------------------------------------------------------------
 
@@ -335,3 +350,16 @@ def test_the_real_calls_are_looked_for_only_on_macos() -> None:
 def test_a_log_line_is_a_warning(scripted_darwin: Make, caplog: pytest.LogCaptureFixture) -> None:
     scripted_darwin(missing=("recvmsg_x",))
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_macos_gets_this_back_end_unless_another_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, stack: ExitStack
+) -> None:
+    monkeypatch.setattr(backend, "_here", lambda: "darwin")
+    for asked, chosen, bound in (("", "darwin-msgx", 64), ("darwin", "darwin-msgx", 64), ("portable", "portable", 32)):
+        monkeypatch.setenv("RNSFAST_OSIO", asked)
+        calls = None if chosen == "portable" else Kernel()
+        io = backend.open_backend(Kind.DATAGRAM, socket.socket(socket.AF_INET, socket.SOCK_DGRAM), sys=calls)
+        stack.callback(io.close)
+        assert (io.caps.backend, io.caps.max_rx) == (chosen, bound)
+        assert backend.bounds(Kind.DATAGRAM) == (bound, 1, 128)
