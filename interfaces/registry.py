@@ -16,6 +16,7 @@ from rnsfast.interfaces.backbone import (
 from rnsfast.interfaces.base import Interface, Section
 from rnsfast.interfaces.common import BUILT_IN, Defaults
 from rnsfast.interfaces.tcp import TcpClientConfig, TcpClientInterface, TcpServerConfig, TcpServerInterface
+from rnsfast.interfaces.tun import TunConfig, TunInterface
 from rnsfast.interfaces.udp import UdpConfig, UdpInterface
 
 
@@ -32,6 +33,7 @@ TCP_SERVER: Final = InterfaceType(TcpServerConfig.from_section, TcpServerInterfa
 BACKBONE_LISTENER: Final = InterfaceType(BackboneConfig.from_section, BackboneInterface)
 BACKBONE_CLIENT: Final = InterfaceType(BackboneClientConfig.from_section, BackboneClientInterface)
 UDP: Final = InterfaceType(UdpConfig.from_section, UdpInterface)
+TUN: Final = InterfaceType(TunConfig.from_section, TunInterface)
 
 #: Type names and what they stand for. BackboneInterface is two: see `lookup`.
 TYPES: Final[Mapping[str, InterfaceType]] = {
@@ -40,6 +42,7 @@ TYPES: Final[Mapping[str, InterfaceType]] = {
     "BackboneInterface": BACKBONE_LISTENER,
     "BackboneClientInterface": BACKBONE_CLIENT,
     "UDPInterface": UDP,
+    "TUNInterface": TUN,
 }
 
 #: Types of the reference that are not built here yet.

@@ -40,6 +40,10 @@ class TunDevice(Protocol):
     def add_route(self, network: str) -> None:
         """Send what is for `network` through the device, which must be up. A route there is already is fine."""
 
+    @property
+    def is_up(self) -> bool:
+        """Whether it takes packets."""
+
     def up(self) -> None: ...
 
     def down(self) -> None: ...
