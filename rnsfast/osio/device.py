@@ -69,8 +69,13 @@ def open_tun(
 
     Raises DeviceError.
     """
-    if sys.platform == "linux":
+    system: str = sys.platform
+    if system == "linux":
         from rnsfast.osio.linux_tun import open_linux_tun
 
         return open_linux_tun(name, batch=batch, queue_length=queue_length, vnet_header=vnet_header)
-    raise DeviceError(f"TUN devices are not available on this system ({sys.platform})")
+    if system == "darwin":
+        from rnsfast.osio.utun_device import open_utun
+
+        return open_utun(name, batch=batch, queue_length=queue_length)
+    raise DeviceError(f"TUN devices are not available on this system ({system})")

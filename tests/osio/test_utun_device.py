@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rnsfast.osio import device, utun_device
 from rnsfast.osio.contract import Kind, TxState
 from rnsfast.osio.device import DeviceError
 from rnsfast.osio.utun_device import RealCalls, UtunDevice, open_utun
@@ -247,3 +248,11 @@ def test_packets_move_through_an_opened_device(opened: Any) -> None:
 def test_programs_are_run_and_quoted() -> None:
     status, said = RealCalls().run(["/bin/sh", "-c", "echo no; exit 3"])
     assert (status, said) == (3, "no\n")
+
+
+def test_macos_opens_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(device.sys, "platform", "darwin")
+    monkeypatch.setattr(utun_device, "open_utun", lambda name, **options: asked.append((name, options)))
+    device.open_tun("utun7", batch=32, queue_length=99, vnet_header=True)
+    assert asked == [("utun7", {"batch": 32, "queue_length": 99})]
