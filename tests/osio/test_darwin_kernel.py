@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rnsfast.osio.contract import RxBatch, TxState
+from rnsfast.osio.contract import IOClosed, RxBatch, TxState
 from rnsfast.osio.darwin import DarwinDatagramIO
 from rnsfast.osio.peers import make_peer
 from tests.fakes import PATIENCE
@@ -205,3 +206,30 @@ def test_close_tells_a_reader(darwin_pair: Any) -> None:
     left.close()
     assert left.fileno() == -1
     assert left.send(packets(3)).state is TxState.CLOSED
+
+
+def test_close_wakes_a_reader_that_waits(darwin_pair: Make) -> None:
+    left, _, kernel = darwin_pair()
+    ended: list[type] = []
+    looked = threading.Event()
+    take = kernel._recvmsg_x
+
+    def recvmsg_x(fd: int, address: int, count: int, flags: int) -> int:
+        result: int = take(fd, address, count, flags)
+        looked.set()
+        return result
+
+    left._recvmsg_x = recvmsg_x
+
+    def read() -> None:
+        try:
+            left.recv(left.make_batch(), None)
+        except OSError as error:
+            ended.append(type(error))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert looked.wait(PATIENCE)
+    left.close()
+    reader.join(PATIENCE)
+    assert not reader.is_alive() and ended == [IOClosed]
