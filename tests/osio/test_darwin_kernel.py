@@ -208,7 +208,7 @@ def test_close_tells_a_reader(darwin_pair: Any) -> None:
     assert left.send(packets(3)).state is TxState.CLOSED
 
 
-def test_close_wakes_a_reader_that_waits(darwin_pair: Make) -> None:
+def test_close_wakes_a_reader_that_waits(darwin_pair: Any) -> None:
     left, _, kernel = darwin_pair()
     ended: list[type] = []
     looked = threading.Event()
