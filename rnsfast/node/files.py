@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import logging
 import os
@@ -194,6 +193,8 @@ class DirectoryLock:
         """Raises StorageError if another node has it, in this process or in another one, or if it cannot be made."""
         if self._descriptor is not None:
             return
+        import fcntl  # not on Windows, where what needs no files works all the same
+
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
         except OSError as error:
