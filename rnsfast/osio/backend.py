@@ -17,6 +17,7 @@ from rnsfast.osio.contract import BatchIO, Kind
 from rnsfast.osio.darwin import DarwinDatagramIO
 from rnsfast.osio.linux import Libc, LinuxDatagramIO
 from rnsfast.osio.portable import PortableDatagramIO
+from rnsfast.osio.rio import open_rio, open_socket
 from rnsfast.osio.stream import TX_FRAMES, StreamIO
 from rnsfast.osio.verdicts import say_once
 
@@ -64,6 +65,13 @@ def bounds(kind: Kind) -> tuple[int, int, int]:
     return BOUNDS[family(), kind]
 
 
+def datagram_socket(address_family: int) -> socket.socket:
+    """A datagram socket to be bound and given to `open_backend`. Windows asks what it is for when it is made."""
+    if family() == "windows":
+        return open_socket(address_family)
+    return socket.socket(address_family, socket.SOCK_DGRAM)
+
+
 @overload
 def open_backend(
     kind: Kind,
@@ -95,7 +103,8 @@ def open_backend(
 
     Args:
         kind: what the handle is.
-        handle: a connected stream socket, or a datagram socket. TUN devices are opened by `device.open_tun`.
+        handle: a connected stream socket, or a bound datagram socket, best from `datagram_socket`. TUN devices are
+            opened by `device.open_tun`.
         max_batch: packets a call; None for the default of the back end.
         max_packet: bytes of the largest datagram.
         peers: whether received datagrams say where they come from.
@@ -124,6 +133,9 @@ def open_backend(
             )
         elif chosen == "darwin":
             io = DarwinDatagramIO(handle, max_batch=batch, max_packet=max_packet, peers=peers, sys=sys)
+        elif chosen == "windows":
+            rio = open_rio(handle, max_batch=batch, max_packet=max_packet, peers=peers, sys=sys)
+            io = rio or PortableDatagramIO(handle, max_batch=batch, max_packet=max_packet, peers=peers)
         else:
             io = PortableDatagramIO(handle, max_batch=batch, max_packet=max_packet, peers=peers, sys=sys)
     say_once(f"backend {io.caps.backend}", "back end %s, at most %d packets a call", io.caps.backend, io.caps.max_tx)

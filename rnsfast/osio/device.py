@@ -78,4 +78,8 @@ def open_tun(
         from rnsfast.osio.utun_device import open_utun
 
         return open_utun(name, batch=batch, queue_length=queue_length)
+    if system == "win32":
+        from rnsfast.osio.wintun_device import open_wintun
+
+        return open_wintun(name, batch=batch)
     raise DeviceError(f"TUN devices are not available on this system ({system})")

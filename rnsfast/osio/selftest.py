@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
-from rnsfast.osio.backend import bounds, open_backend
+from rnsfast.osio.backend import bounds, datagram_socket, open_backend
 from rnsfast.osio.contract import BatchIO, Kind, Peer, RxBatch, TxState
 from rnsfast.osio.device import DeviceError, TunDevice, open_tun
 from rnsfast.osio.peers import make_peer
@@ -104,7 +104,7 @@ def measure(
 def measure_datagrams(seconds: float) -> tuple[list[Report], Report, Report]:
     """The rounds over UDP on the loopback, and what the connected and the unconnected socket got."""
     with ExitStack() as stack:
-        socks = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
+        socks = [datagram_socket(socket.AF_INET) for _ in range(2)]
         for sock in socks:
             sock.bind(("127.0.0.1", 0))
         ports = [sock.getsockname()[1] for sock in socks]

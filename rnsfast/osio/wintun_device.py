@@ -48,6 +48,7 @@ class WintunDevice:
         self._io = io
         self._run = run
         self._mtu = 0
+        self._is_up = True  # with a session it is
         self._done: set[str] = set()  # addresses and routes there are already
         self.set_mtu(MTU)
 
@@ -58,6 +59,10 @@ class WintunDevice:
     @property
     def mtu(self) -> int:
         return self._mtu
+
+    @property
+    def is_up(self) -> bool:
+        return self._is_up
 
     def set_mtu(self, mtu: int) -> None:
         self._netsh("ipv4", "set", "subinterface", f"interface={self.name}", f"mtu={mtu}", "store=active")
@@ -94,9 +99,11 @@ class WintunDevice:
     def up(self) -> None:
         """An adapter with a session is up; this undoes `down`."""
         self._netsh("set", "interface", f"name={self.name}", "admin=enabled")
+        self._is_up = True
 
     def down(self) -> None:
         self._netsh("set", "interface", f"name={self.name}", "admin=disabled")
+        self._is_up = False
 
     def close(self) -> None:
         self._io.close()

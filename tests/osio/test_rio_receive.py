@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from rnsfast.osio.contract import IOBroken, IOClosed, RxBatch
+from rnsfast.osio import backend
+from rnsfast.osio.contract import IOBroken, IOClosed, Kind, RxBatch
 from rnsfast.osio.peers import make_peer
 from rnsfast.osio.rio import RioDatagramIO, open_rio, open_socket, why_not
 from rnsfast.osio.verdicts import forget_what_was_logged
@@ -454,6 +455,28 @@ def test_the_probe_cleans_up_and_the_back_end_follows(rio: FakeRio) -> None:
     io = open_rio(rio.socket(), max_batch=8, sys=rio)
     assert io is not None
     assert io.caps.max_rx == 8
+    io.close()
+
+
+def test_windows_gets_it_where_it_works_and_the_portable_way_where_not(
+    rio: FakeRio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Noticed(socket.socket):
+        def close(self) -> None:
+            if (number := self.fileno()) in rio.open_sockets:
+                rio.close_socket(number)
+            super().close()
+
+    monkeypatch.setattr(backend, "_here", lambda: "windows")
+    sock = Noticed(socket.AF_INET, socket.SOCK_DGRAM)
+    rio.open_sockets.add(sock.fileno())
+    io = backend.open_backend(Kind.DATAGRAM, sock, max_batch=64, sys=rio)
+    assert (io.caps.backend, io.caps.max_rx, io.fileno()) == ("win-rio", 64, -1)
+    io.close()
+    assert backend.bounds(Kind.DATAGRAM) == (32, 1, 64)
+    rio.fail["create_request_queue"] = 10055
+    io = backend.open_backend(Kind.DATAGRAM, backend.datagram_socket(socket.AF_INET), sys=rio)
+    assert (io.caps.backend, io.caps.max_rx) == ("portable", 32)
     io.close()
 
 

@@ -304,8 +304,11 @@ def test_settings_become_commands(tun: FakeWintun) -> None:
         found.add_address("fd00::1/64")
         found.add_route("10.78.0.0/16")
         found.add_route("fd01::/48")
-        found.up()
+        assert found.is_up
         found.down()
+        assert not found.is_up
+        found.up()
+        assert found.is_up
         assert found.mtu == 1400
         assert run.commands == [
             "interface ipv4 set subinterface interface=my net mtu=1000 store=active",
@@ -315,8 +318,8 @@ def test_settings_become_commands(tun: FakeWintun) -> None:
             "interface ipv6 add address interface=my net address=fd00::1/64 store=active",
             "interface ipv4 add route prefix=10.78.0.0/16 interface=my net store=active",
             "interface ipv6 add route prefix=fd01::/48 interface=my net store=active",
-            "interface set interface name=my net admin=enabled",
             "interface set interface name=my net admin=disabled",
+            "interface set interface name=my net admin=enabled",
         ]
 
 
