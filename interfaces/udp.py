@@ -1,7 +1,7 @@
 """UDPInterface: a datagram is a packet.  Protocol 06, section 7.
 
 There is no framing, no connection and no check: any sender is accepted, and nothing tells whether the other side is
-there. A node that broadcasts hears itself; the engine's filter knows its own packets.
+there. A node that broadcasts hears itself; its own packets are sorted out here.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from rnsfast.engine.port import Port
 from rnsfast.errors import InterfaceError
 from rnsfast.interfaces.base import Address, Handle, Runtime, Section
 from rnsfast.interfaces.common import BUILT_IN, UDP, CommonConfig, Defaults, bracketed, ifac_key, make_port
+from rnsfast.interfaces.echoes import Echoes, may_come_back
 from rnsfast.interfaces.packets import PacketConnection
 from rnsfast.interfaces.sockets import bind_failure, code, device_broadcast
-from rnsfast.osio.backend import bounds, open_backend
+from rnsfast.osio.backend import bounds, datagram_socket, open_backend
 from rnsfast.osio.contract import Kind, Peer
 from rnsfast.osio.peers import make_peer
 
@@ -178,7 +179,7 @@ class UdpInterface:
             wanted = _family(self._forward_ip)
             found.sort(key=lambda entry: entry[0] != (wanted or socket.AF_INET))
             family, _, _, _, address = found[0]
-            sock = socket.socket(family, socket.SOCK_DGRAM)
+            sock = datagram_socket(family)
         except (OSError, UnicodeError) as error:
             cause = error if isinstance(error, OSError) else OSError(errno.EINVAL, str(error))
             raise bind_failure(self.title, shown, cause) from error
@@ -246,7 +247,16 @@ class UdpInterface:
                 segmentation=config.segmentation,
                 coalescing=config.segmentation,
             )
-            connection = self._connection = PacketConnection(runtime, port, io, peer, self._on_broken)
+            echoes = None if peer is None or not may_come_back(peer) else Echoes(runtime.now, port, runtime.lock)
+            connection = self._connection = PacketConnection(
+                runtime,
+                port,
+                io,
+                peer,
+                self._on_broken,
+                wrap=None if echoes is None else echoes.remember,
+                unwrap=None if echoes is None else echoes.sift,
+            )
             self._since, self._last_error = runtime.now(), ""
         with runtime.lock:
             port.online = not self._closed  # `close` says no under this lock, and says that it closes before

@@ -38,6 +38,7 @@ class Drop(Enum):
     FRAME_UNFINISHED = "frame.unfinished"
     # Engine: filter, announces, paths (protocol 02, 3.3 and 2.3)
     FILTERED = "filter.duplicate"
+    OWN_ECHO = "filter.own_echo"
     FOREIGN_TRANSPORT = "filter.foreign_transport"
     BROADCAST_TOO_FAR = "filter.broadcast_too_far"
     BROADCAST_ANNOUNCE = "filter.broadcast_announce"
@@ -54,6 +55,11 @@ class Drop(Enum):
     PROOF_UNEXPECTED = "proof.unexpected"
     PROOF_SIGNATURE = "proof.signature"
     NOT_FORWARDED = "not_forwarded"
+    NO_PATH = "relay.no_path"
+    TUNNEL_SIGNATURE = "violation.tunnel_signature"
+    ANNOUNCE_BLACKHOLED = "announce.blackholed"
+    ANNOUNCE_HELD = "announce.held"
+    ANNOUNCE_OVERLOAD = "announce.overload"
     # Links (protocol 03)
     NO_SUCH_LINK = "link.unknown"
     LINK_OTHER_PORT = "link.other_interface"
