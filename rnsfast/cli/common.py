@@ -174,4 +174,4 @@ def no_way_out(node: Node, directory: Path) -> str | None:
 def state_of(interface: dict[str, Any]) -> str:
     """State of an interface, and what went wrong last if it is not up."""
     state, problem = interface.get("state", "unknown"), interface.get("last_error")
-    return f"{state}, {problem}" if problem and state not in ("connected", "listening", "up") else str(state)
+    return f"{state}, {problem}" if problem and state not in ("connected", "listening", "online", "up") else str(state)

@@ -22,7 +22,7 @@ class Exit(IntEnum):
     NO_PATH = 4  # nobody reachable knows the destination
     NO_ANSWER = 5  # there is a path, but the destination does not answer
     REFUSED = 6  # the receiver does not want the file
-    NODE = 7  # the node cannot start with this configuration
+    NODE = 7  # the node cannot start with this configuration; for `status`: none runs, or none that answers
     UNKNOWN = 8  # everything was sent, the receiver did not say what became of it
 
 

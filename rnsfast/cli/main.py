@@ -9,6 +9,7 @@ from rnsfast.cli.identity import identity
 from rnsfast.cli.node import node
 from rnsfast.cli.receive import receive
 from rnsfast.cli.send import send
+from rnsfast.cli.status import status
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -17,7 +18,7 @@ def main() -> None:
     """A fast Reticulum node, and files over its links.
 
     Exit status: 0 done; 1 transfer failed; 2 wrong arguments; 3 a file here; 4 no path; 5 no answer; 6 refused;
-    7 the node cannot start; 8 outcome not known; 128 + n ended by signal n.
+    7 the node cannot start, or does not run for status; 8 outcome not known; 128 + n ended by signal n.
     """
 
 
@@ -25,3 +26,4 @@ main.add_command(node)
 main.add_command(identity)
 main.add_command(receive)
 main.add_command(send)
+main.add_command(status)

@@ -27,6 +27,7 @@ from rnsfast.node.config import (
     find_config_dir,
     load_or_create,
 )
+from rnsfast.node.control import ControlSocket
 from rnsfast.node.destinations import Inbox, Outbox
 from rnsfast.node.dispatch import Dispatcher
 from rnsfast.node.link import Link
@@ -83,6 +84,8 @@ class Node:
         self._strict = strict
         self._given: list[Interface] = []
         self._storage: Storage | None = None
+        self._control: ControlSocket | None = None
+        self._started_at = 0.0  # as the reactor counts
         self._state_changed = threading.Condition()
         self._state = "new"  # then starting, running, stopping, stopped
         self._live: Reactor | None = None  # what `_stop` has to end
@@ -148,6 +151,7 @@ class Node:
         self._reactor = self._live = reactor
         if self._storage is not None:
             self._load(self._storage)
+        self._started_at = reactor.now()
         self._reactor.start()
         for section, make in checked.good:
             self._open(make(), section.kind)
@@ -157,6 +161,9 @@ class Node:
             self.failed.append(FailedInterface(section.name, _kind_of(section), str(error)))
             log.error("%s", error)
         self._reactor.call_at(monotonic() + SAVE_INTERVAL, self._save_later)
+        if self._configdir is not None:
+            self._control = ControlSocket(self._configdir, reactor, self._look)
+            self._control.open()
 
     def _read_config(self, directory: Path) -> CheckedSections[Callable[[], Interface]]:
         ensure_layout(directory)
@@ -227,7 +234,10 @@ class Node:
 
     def _stop(self, linger: float = 0.0) -> None:
         reactor = self._live
+        control, self._control = self._control, None
         try:
+            if control is not None:
+                control.close()
             if reactor is not None:
                 self._end_links(reactor)
                 if linger and not reactor.is_mine(threading.current_thread()):
@@ -521,6 +531,11 @@ class Node:
     def status(self) -> dict[str, Any]:
         """What the node is doing now: interfaces with their counters, failed ones with their reasons, table sizes."""
         self._check_running()
+        return self._look()
+
+    def _look(self) -> dict[str, Any]:
+        from rnsfast import __version__  # here: the package imports this module before it says its version
+
         interfaces = [{"name": i.name, "type": i.kind, **i.status()} for i in self.interfaces]
         failed = [{"name": f.name, "type": f.kind, "reason": f.reason} for f in self.failed]
         with self._reactor.lock:
@@ -529,6 +544,7 @@ class Node:
             ports = [
                 {
                     "name": port.name,
+                    "interface": None if port.owner is None else port.owner.name,
                     "online": port.online,
                     "mtu": port.hw_mtu,
                     "rx_packets": port.rx_packets,
@@ -540,6 +556,10 @@ class Node:
                 for port in engine.ports
             ]
             return {
+                "version": __version__,
+                "pid": os.getpid(),
+                "uptime": self._reactor.now() - self._started_at,  # seconds
+                "configdir": None if self._configdir is None else str(self._configdir),
                 "interfaces": interfaces,
                 "failed": failed,
                 "ports": ports,
