@@ -68,6 +68,16 @@ loglevel = 4
 #     listen_on = 0.0.0.0
 #     port = 4243
 
+# Talk to all nodes on the local network by broadcast. The port is used for
+# listening and for sending, so it is the same on all of them.
+#
+# [[Local network]]
+#     type = UDPInterface
+#     enabled = yes
+#     listen_ip = 0.0.0.0
+#     forward_ip = 255.255.255.255
+#     port = 4244
+
 # Only nodes with the same network name and passphrase can use an interface
 # that has these two lines in its section:
 #

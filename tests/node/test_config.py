@@ -137,6 +137,7 @@ def test_the_examples_in_the_first_file_are_right_once_their_marks_are_taken_awa
         "TCPClientInterface",
         "TCPServerInterface",
         "BackboneInterface",
+        "UDPInterface",
     ]
     assert loaded.warnings == [] and all(s.enabled and s.unknown() == [] for s in loaded.sections)
 
