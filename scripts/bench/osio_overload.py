@@ -1,0 +1,132 @@
+"""More small packets than a receiver takes one by one: how many are delivered, and what each costs.
+
+Two processes, the sender and the receiver. First the limit of the receiver with one packet a call is measured, then
+packets are offered at a multiple of it, to the receiver with one packet a call and with the default batch in turns.
+The sender is the same in all: it hands bursts over, and says how fast it really was.
+
+    raw     back end to back end; the receiver parses each packet
+    nodes   two nodes with a UDPInterface each; an application takes the packets of a PLAIN destination. The sending
+            node gets its packets as a node that forwards does, in its port's queue: an application alone offers less
+            than the limit
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+from osio_far import LOOPBACK, SIZE, Far, load_packets, pour
+from osio_rows import Row, row
+
+from rnsfast import Node
+from rnsfast.interfaces.common import CommonConfig
+from rnsfast.interfaces.udp import UdpConfig, UdpInterface
+from rnsfast.osio.backend import open_backend
+from rnsfast.osio.contract import Kind
+from rnsfast.osio.peers import make_peer
+
+TIMES: Final = 2.5  # what is offered, in limits
+AFTER: Final = 0.3  # seconds that the receiver may work on what has arrived
+ONE, MANY = "one by one", "default batch"
+
+Send = Callable[[Sequence[bytes]], Any]
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One run."""
+
+    offered: int
+    rate: float  # packets a second that were really offered
+    delivered: int
+    busy: float  # seconds from the first to the last that was handled
+    cpu: float  # seconds of the receiver
+    calls: int
+
+    @property
+    def share(self) -> float:
+        return self.delivered / self.offered
+
+
+@contextlib.contextmanager
+def raw(batch: int) -> Iterator[tuple[Far, Send]]:
+    with Far("sink", batch=batch or 64) as far:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        io = open_backend(Kind.DATAGRAM, sock)
+        try:
+            peer = make_peer(LOOPBACK, far.ready["port"])
+            yield far, lambda items: io.send(items, peer)
+        finally:
+            io.close()
+
+
+@contextlib.contextmanager
+def nodes(batch: int) -> Iterator[tuple[Far, Send]]:
+    from interop.harness import free_port
+
+    here, there = free_port(socket.SOCK_DGRAM), free_port(socket.SOCK_DGRAM)
+    interface = UdpInterface(
+        UdpConfig(
+            common=CommonConfig(name="load"),
+            listen_ip=LOOPBACK,
+            listen_port=here,
+            forward_ip=LOOPBACK,
+            forward_port=there,
+        )
+    )
+    with Far("node", batch=batch, listen=there, forward=here) as far, Node.from_interfaces([interface]) as node:
+        lock, port = node._reactor.lock, interface.port
+
+        def send(items: Sequence[bytes]) -> None:
+            with lock:
+                port.queue += items
+            interface.flush(port)
+
+        yield far, send
+
+
+KINDS: Final = {"raw": raw, "nodes": nodes}
+
+
+def run(kind: str, batch: int, packets: Sequence[bytes], rate: float) -> Delivery:
+    with KINDS[kind](batch) as (far, send):
+        took = pour(send, packets, rate)
+        end = perf_counter() + AFTER
+        while perf_counter() < end:
+            pass  # the sender stays as busy as it was
+        found = far.finish()
+    return Delivery(len(packets), len(packets) / took, found["packets"], found["seconds"], found["cpu"], found["calls"])
+
+
+def overload(kind: str, rounds: int, seconds: float) -> tuple[list[Row], float]:
+    """Rows, and the limit one by one in packets a second."""
+    workload = f"udp overload, {kind}"
+    first = run(kind, 1, load_packets(int(400_000 * seconds / 2)), 400_000)
+    limit = first.delivered / first.busy
+    rate = TIMES * limit
+    packets = load_packets(int(rate * seconds))
+    found: dict[str, list[Delivery]] = {ONE: [run(kind, 1, packets, rate)], MANY: []}
+    for _ in range(rounds):
+        found[MANY].append(run(kind, 0, packets, rate))
+        found[ONE].append(run(kind, 1, packets, rate))
+    rows = [row(workload, SIZE, ONE, "limit", limit, "1/s")]
+    for pair, runs in found.items():
+        figures: tuple[tuple[str, Callable[[Delivery], float], str], ...] = (
+            ("offered", lambda run: run.rate, "1/s"),
+            ("delivered", lambda run: run.share, "of the offered"),
+            ("lost", lambda run: 1 - run.share, "of the offered"),
+            ("cpu a bit", lambda run: run.cpu / (run.delivered * SIZE * 8) * 1e9, "ns"),
+            ("cpu a packet", lambda run: run.cpu / run.delivered * 1e9, "ns"),
+            ("calls a packet", lambda run: run.calls / run.delivered, "calls"),
+        )
+        rows += [row(workload, SIZE, pair, name, statistics.median(map(of, runs)), unit) for name, of, unit in figures]
+    return rows, limit
