@@ -6,6 +6,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from rnsfast.crypto.identity import Identity
+from rnsfast.engine.announcequeue import Unverified
 from rnsfast.engine.destination import Destination, Direction
 from rnsfast.engine.events import AnnounceHeard
 from rnsfast.engine.filter import HashMemory
@@ -33,6 +34,8 @@ from rnsfast.wire.packet import (
     SINGLE,
     Packet,
     make_raw,
+    packet_hash,
+    parse_packet,
 )
 from rnsfast.wire.pathrequest import (
     PATH_REQUEST_DESTINATION,
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from rnsfast.engine.port import Port
 
 TAG_GENERATION: Final = 16_000  # request tags remembered, two generations of this many
+VERIFIED_GENERATION: Final = 8_192  # announces, two generations of this many
 REQUEST_AGAIN: Final = 20.0  # seconds between path requests that the engine makes by itself
 REQUEST_MEMORY: Final = 45.0  # seconds a request is remembered
 RESPONSE_REUSE: Final = 1.0  # seconds for which one announce answers all path requests for a destination
@@ -61,6 +65,7 @@ class Announcing:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._tags = HashMemory(TAG_GENERATION)
+        self._verified = HashMemory(VERIFIED_GENERATION)  # copies of an announce are verified once
         self._responses: dict[bytes, tuple[float, int, bytes]] = {}  # own destination to (now, emission time, packet)
         self._requested: dict[bytes, float] = {}  # destination to `now` of the last request; cleaned after 45 s
 
@@ -139,8 +144,10 @@ class Announcing:
 
     # ------------------------------------------------------------------ announces of others
 
-    def receive(self, port: Port, packet: Packet, raw: bytes, digest: bytes, now: float) -> None:
-        """An announce from the network: validate, remember, take the path if it is better.  Protocol 02, 2.3."""
+    def receive(
+        self, port: Port, packet: Packet, raw: bytes, digest: bytes, now: float, *, released: bool = False
+    ) -> None:
+        """An announce from the network. Cheap checks come first; its signature is verified when nothing else waits."""
         if packet.flags >> 2 & 3 != SINGLE:
             port.drops[Drop.ANNOUNCE_TYPE] += 1
             return
@@ -151,46 +158,67 @@ class Announcing:
         if isinstance(announce, Drop):
             port.drops[announce] += 1
             return
+        engine = self._engine
         identity = Identity.from_public(announce.public_key)
-        problem = self._validate(announce, identity)
-        if problem is not None:
-            port.drops[problem] += 1
+        known = engine.known.entries.get(announce.destination)
+        if engine.blackhole.bans and engine.blackhole.is_banned(identity.hash, now + engine.unix_offset):
+            port.drops[Drop.ANNOUNCE_BLACKHOLED] += 1
+        elif destination_hash(announce.name_hash, identity.hash) != announce.destination:
+            port.drops[Drop.ANNOUNCE_DESTINATION] += 1
+        elif known is not None and known.public_key != announce.public_key:
+            port.drops[Drop.ANNOUNCE_KEY_CHANGED] += 1
+        else:
+            item = Unverified(port, packet, announce, raw, digest, identity, released)
+            if digest + raw[:1] in self._verified:
+                self.valid(item, now)
+            else:
+                engine.unverified.put(item)
+
+    def valid(self, item: Unverified, now: float) -> None:
+        """An announce with a valid signature: remember it, take the path if it is better.  Protocol 02, 2.3."""
+        port, packet, announce, raw = item.port, item.packet, item.announce, item.raw
+        engine, transport = self._engine, self._engine.transport
+        if port not in engine.ports:
+            return  # gone meanwhile
+        self._verified.add(item.digest + raw[:1])
+        if transport is not None:
+            if transport.announce_counted(port, announce, raw, now, released=item.released):
+                port.drops[Drop.ANNOUNCE_HELD] += 1
+                return
+            if packet.transport_id is not None:
+                transport.announce_heard(packet, now)
+        unix_time = now + engine.unix_offset
+        is_newest = self._remember(announce, item.digest, unix_time)
+        if (announce.destination, SINGLE) in engine.destinations:
             return
-        unix_time = now + self._engine.unix_offset
-        is_newest = self._remember(announce, digest, unix_time)
-        if (announce.destination, SINGLE) in self._engine.destinations:
-            return
-        if not self._take_path(port, packet, announce, raw, digest, unix_time):
+        path = self._take_path(port, packet, announce, raw, item.digest, unix_time)
+        if path is None:
             port.drops[Drop.ANNOUNCE_STALE] += 1
-            known = self._engine.paths.usable(announce.destination)
+            known = engine.paths.usable(announce.destination)
             if packet.context == CTX_PATH_RESPONSE and known is not None:
                 known.confirmed += 1
-                self._engine.listener.path_confirmed(announce.destination)
+                engine.listener.path_confirmed(announce.destination)
             return
         event = AnnounceHeard(
             announce.destination,
             announce.name_hash,
-            identity,
+            item.identity,
             announce.app_data,
-            digest,
+            item.digest,
             packet.hops + 1,
             announce.ratchet if is_newest else None,
             packet.context == CTX_PATH_RESPONSE,
         )
-        self._engine.listener.announce_heard(event)
-        if self._engine.forwarding is not None:
-            self._engine.forwarding.announce_taken(port, packet, event, now)
+        engine.listener.announce_heard(event)
+        if transport is not None:
+            jitter = int.from_bytes(engine.entropy(2), "big") / 65536
+            transport.announce_taken(port, packet, raw, path, now, jitter)
 
-    def _validate(self, announce: Announce, identity: Identity) -> Drop | None:
-        """What is wrong with it. Cheap checks first; the outcome is the same."""
-        if destination_hash(announce.name_hash, identity.hash) != announce.destination:
-            return Drop.ANNOUNCE_DESTINATION
-        known = self._engine.known.entries.get(announce.destination)
-        if known is not None and known.public_key != announce.public_key:
-            return Drop.ANNOUNCE_KEY_CHANGED
-        if not identity.verify(announce.signature, signed_data(announce)):
-            return Drop.ANNOUNCE_SIGNATURE
-        return None
+    def release(self, port: Port, raw: bytes, now: float) -> None:
+        """An announce that was held goes on its way."""
+        packet = parse_packet(raw)
+        if isinstance(packet, Packet):
+            self.receive(port, packet, raw, packet_hash(raw), now, released=True)
 
     def _remember(self, announce: Announce, digest: bytes, unix_time: float) -> bool:
         """Known destination and ratchet, unless a newer announce was heard. An old one replayed changes nothing."""
@@ -216,34 +244,47 @@ class Announcing:
 
     def _take_path(
         self, port: Port, packet: Packet, announce: Announce, raw: bytes, digest: bytes, unix_time: float
-    ) -> bool:
+    ) -> Path | None:
+        """The new path, None if the one there is stays."""
         paths = self._engine.paths
         destination = announce.destination
         before, hops = paths.paths.get(destination), packet.hops + 1
         if before is not None and not before.port.online:
             before = None  # what leads over an interface that is down is worth nothing
         if not takes(before, hops, announce.random_blob, unix_time, port.gravity):
-            return False
+            return None
         blobs = [] if before is None else before.blobs
         if announce.random_blob not in blobs:
             blobs = [*blobs, announce.random_blob][-BLOBS_KEPT:]
         next_hop = packet.transport_id or destination
         expires = unix_time + PATH_LIFETIME_BY_MODE.get(port.mode, PATH_LIFETIME)
-        paths.put(destination, Path(unix_time, next_hop, hops, expires, blobs, port, digest, announce=raw))
+        path = Path(unix_time, next_hop, hops, expires, blobs, port, digest, announce=raw)
+        paths.put(destination, path)
         self._requested.pop(destination, None)
-        return True
+        return path
 
     # ------------------------------------------------------------------ path requests
 
-    def request_path(self, destination: bytes, now: float) -> bool:
-        """Ask everybody who can hear us for a path. False if no interface is up.  Protocol 02, section 7.1."""
+    def is_requested(self, destination: bytes, now: float) -> bool:
+        """Whether we have asked for it and had no answer."""
+        return self.was_requested(destination, now, REQUEST_MEMORY)
+
+    def was_requested(self, destination: bytes, now: float, within: float) -> bool:
+        """Whether we have asked for it in the last `within` seconds."""
+        return now - self._requested.get(destination, -inf) < within
+
+    def request_path(
+        self, destination: bytes, now: float, *, on: Port | None = None, except_for: Port | None = None
+    ) -> bool:
+        """Ask everybody who can hear us for a path, or those on one interface. False if nothing was sent.  02, 7.1."""
         engine = self._engine
         self._requested[destination] = now
         tag = engine.entropy(TAG_SIZE)
         self._tags.add(destination + tag)
-        transport_id = engine.transport_id if engine.forwarding is not None else None
+        transport_id = engine.transport_id if engine.transport is not None else None
         data = build_path_request(PathRequest(destination, transport_id, tag))
-        return engine.broadcast(make_raw(PLAIN << 2 | DATA, PATH_REQUEST_DESTINATION, CTX_NONE, data))
+        raw = make_raw(PLAIN << 2 | DATA, PATH_REQUEST_DESTINATION, CTX_NONE, data)
+        return engine.broadcast(raw, except_for) if on is None else on.send(raw)
 
     def receive_path_request(self, port: Port, packet: Packet, now: float) -> None:
         """Somebody looks for a destination: if it is ours, announce it to where the question came from."""
@@ -258,8 +299,8 @@ class Announcing:
         own = self._engine.destinations.get((request.destination, SINGLE))
         if own is not None:
             port.send(self._response(own, now))
-        elif self._engine.forwarding is not None:
-            self._engine.forwarding.path_requested(port, request.destination, request.transport_id, tag, now)
+        elif self._engine.transport is not None:
+            self._engine.transport.path_requested(port, request, tag, now)
 
     def path_failed(self, destination: bytes, now: float) -> None:
         """A link along the path came to nothing: give the path up, ask for another."""

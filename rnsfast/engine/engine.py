@@ -13,14 +13,15 @@ from typing import Any, Final
 
 from rnsfast.crypto.ed25519 import SigningKey
 from rnsfast.crypto.entropy import Entropy, system_entropy
+from rnsfast.crypto.hashes import truncated
 from rnsfast.crypto.identity import Identity
 from rnsfast.crypto.x25519 import X25519Key
+from rnsfast.engine.announcequeue import AnnounceQueue, Unverified
 from rnsfast.engine.announcing import Announcing
 from rnsfast.engine.channel import Channel
 from rnsfast.engine.destination import Destination, Direction, ProofStrategy
 from rnsfast.engine.events import Listener, PacketArrived
 from rnsfast.engine.filter import HashMemory
-from rnsfast.engine.forwarding import Forwarding
 from rnsfast.engine.known import KnownTable, PathTable
 from rnsfast.engine.link import Link
 from rnsfast.engine.linkstate import INITIATOR_STALE_FLOOR, Cause, State, initiator_timeout, responder_timeout
@@ -29,6 +30,9 @@ from rnsfast.engine.receipts import LIMIT as RECEIPT_LIMIT
 from rnsfast.engine.receipts import Receipt, Status, packet_timeout
 from rnsfast.engine.settling import Settlement
 from rnsfast.engine.timers import Timers
+from rnsfast.engine.transport.blackhole import Ban, Blackhole
+from rnsfast.engine.transport.transport import Transport
+from rnsfast.wire.announce import signed_data
 from rnsfast.wire.drop import Drop
 from rnsfast.wire.handshake import (
     ENABLED_MODES,
@@ -96,6 +100,7 @@ class Engine:
         transport_identity: Identity | None = None,
         link_mtu_discovery: bool = True,
         implicit_proofs: bool = True,
+        transport: bool = False,
     ) -> None:
         self.listener = listener
         self.entropy = entropy
@@ -105,7 +110,6 @@ class Engine:
         self.link_mtu_discovery = link_mtu_discovery
         self.implicit_proofs = implicit_proofs
         self.initiator_stale_floor = INITIATOR_STALE_FLOOR
-        self.forwarding: Forwarding | None = None
         self.ports: list[Port] = []
         self.dirty: set[Port] = set()  # ports with something to send; the runtime empties it with every flush
         self.touched: set[Any] = set()  # objects whose waiters may go on; the runtime empties it once a batch
@@ -115,6 +119,9 @@ class Engine:
         self.known = KnownTable()
         self.paths = PathTable()
         self.announcing = Announcing(self)
+        self.unverified = AnnounceQueue()  # announces whose signatures are to be verified; see `verify`
+        self.blackhole = Blackhole()
+        self.transport = Transport(self) if transport else None  # carries other people's packets
         self.destinations: dict[tuple[bytes, int], Destination] = {}  # by hash and kind
         self.links: dict[bytes, Link] = {}  # by link id, pending ones too
         self.receipts: dict[bytes, Receipt] = {}  # off links, by truncated packet hash; at most receipts.LIMIT
@@ -135,6 +142,7 @@ class Engine:
             self.paths.clean(unix_time)
             self.known.clean(unix_time, self.paths.paths)
             self.announcing.clean(now)
+            self.blackhole.clean(unix_time)
         return self._next_housekeeping
 
     def run_timers(self, now: float) -> float:
@@ -143,11 +151,13 @@ class Engine:
 
     # ------------------------------------------------------------------ ports
 
-    def attach(self, port: Port) -> None:
+    def attach(self, port: Port, now: float = 0.0) -> None:
         """A new interface."""
         if port not in self.ports:
             self.ports.append(port)
             port.joined(self.dirty)
+            if self.transport is not None:
+                self.transport.attach(port, now)
 
     def detach(self, port: Port, now: float) -> None:
         """An interface is gone for good: so are its links, and the paths over it."""
@@ -157,6 +167,9 @@ class Engine:
         self._lost(port, now)
         self._half_open.pop(port, None)
         self.paths.leave(port)
+        self.unverified.leave(port)
+        if self.transport is not None:
+            self.transport.detach(port)
         self.dirty.discard(port)
         self.drops.update(port.drops)
 
@@ -165,6 +178,8 @@ class Engine:
         if not port.online:
             port.take()
             self._lost(port, now)
+            if self.transport is not None:
+                self.transport.lost(port)
             return
         if port.wants_tunnel:
             port.wants_tunnel = False
@@ -209,8 +224,26 @@ class Engine:
 
     def receive(self, port: Port, packets: list[bytes], now: float) -> None:
         """Take one batch of raw packets from `port`. Order within a link is kept; a link may overtake another."""
-        self.intake(port, packets, now)
-        self.settle_now(now)
+        packets = self.relay(port, packets, now)
+        if packets:
+            self.intake(port, packets, now)
+            self.settle_now(now)
+        while self.unverified:
+            items = self.unverified.take()
+            self.verified(items, self.verify(items), now)
+
+    @staticmethod
+    def verify(items: list[Unverified]) -> list[bool]:
+        """Which announces have a valid signature. Needs no lock; `unverified.take()` before and `verified` after do."""
+        return [item.identity.verify(item.announce.signature, signed_data(item.announce)) for item in items]
+
+    def verified(self, items: list[Unverified], verdicts: list[bool], now: float) -> None:
+        """Make of announces what there is to be made of them."""
+        for item, valid in zip(items, verdicts, strict=True):
+            if valid:
+                self.announcing.valid(item, now)
+            else:
+                item.port.drops[Drop.ANNOUNCE_SIGNATURE] += 1
 
     def settle_now(self, now: float) -> None:
         """Compute and apply the signatures noted so far."""
@@ -233,21 +266,15 @@ class Engine:
             settlement.link.settle(settlement, now)
 
     def intake(self, port: Port, packets: list[bytes], now: float) -> None:
-        """Take one batch: open, deliver, and note in `settlements` what is to be signed and verified for it."""
-        if port.ifac is not None:
-            packets = self._unmask(port, packets)
-        port.rx_packets += len(packets)
+        """Take what `relay` left: open, deliver, and note in `settlements` what is to be signed and verified for it."""
         links, drops = self.links, port.drops
-        limit = port.hw_mtu + port.ifac_size
         groups: dict[Link, list[bytes]] = {}
-        received = 0
         for raw in packets:
-            size = len(raw)
-            received += size
-            if size > limit:
-                drops[Drop.PACKET_TOO_LONG] += 1
-            elif (
-                size > 19 and raw[0] & 0xCC == 0x0C and raw[1] < MAX_HOPS and (link := links.get(raw[2:18])) is not None
+            if (
+                len(raw) > 19
+                and raw[0] & 0xCC == 0x0C
+                and raw[1] < MAX_HOPS
+                and (link := links.get(raw[2:18])) is not None
             ):
                 if link.state is State.PENDING:
                     self._receive_link_proof(port, link, raw, now)
@@ -259,9 +286,27 @@ class Engine:
                     groups[link] = [raw]
             else:
                 self._receive_one(port, raw, now)
-        port.rx_bytes += received
         for link, group in groups.items():  # one opening, one delivery and one wake-up a link, however many packets
             link.receive(group, now)
+
+    def relay(self, port: Port, packets: list[bytes], now: float) -> list[bytes]:
+        """Let one batch in: access codes, sizes, counters. A transport node sends on what is for others.
+
+        Returns what is for this node, for `intake`.
+        """
+        if port.ifac is not None:
+            packets = self._unmask(port, packets)
+        if not packets:
+            return packets
+        sizes = list(map(len, packets))
+        port.rx_packets += len(packets)
+        port.rx_bytes += sum(sizes)
+        limit = port.hw_mtu + port.ifac_size
+        if max(sizes) > limit:
+            fitting = [raw for raw in packets if len(raw) <= limit]
+            port.drops[Drop.PACKET_TOO_LONG] += len(packets) - len(fitting)
+            packets = fitting
+        return packets if self.transport is None else self.transport.relay.forward(port, packets, now)
 
     def _unmask(self, port: Port, packets: list[bytes]) -> list[bytes]:
         key, drops = port.ifac, port.drops
@@ -308,7 +353,7 @@ class Engine:
             self.announcing.receive(port, packet, raw, digest, now)
         elif packet.destination == PATH_REQUEST_DESTINATION and packet_type == DATA:
             self.announcing.receive_path_request(port, packet, now)
-        elif self.forwarding is not None and self.forwarding.handles(port, packet, raw, now):
+        elif self.transport is not None and self.transport.handles(port, packet, raw, now):
             pass
         elif packet_type == LINKREQUEST:
             self._receive_link_request(port, packet, raw, kind, now)
@@ -495,14 +540,25 @@ class Engine:
             path.heard_at = now + self.unix_offset
         return path.port.send(raw)
 
-    def broadcast(self, raw: bytes) -> bool:
+    def broadcast(self, raw: bytes, except_for: Port | None = None) -> bool:
         """On every interface that is up and may transmit. Our own echo is filtered."""
         self.seen.add(packet_hash(raw))
         sent = False
         for port in self.ports:
-            if port.online and port.outgoing:
+            if port.online and port.outgoing and port is not except_for:
                 sent = port.send(raw) or sent
         return sent
+
+    def ban(self, identity: bytes, ban: Ban) -> None:
+        """Take no more announces of an identity, and give up the paths to its destinations.  Protocol 02, 14."""
+        self.blackhole.bans[identity] = ban
+        entries = self.known.entries
+        for destination in list(self.paths.paths):
+            known = entries.get(destination)
+            if known is not None and truncated(known.public_key) == identity:
+                self.paths.drop(destination)
+                if self.transport is not None:
+                    self.transport.announces.forget(destination)
 
     # ------------------------------------------------------------------ what links and receipts report
 
@@ -519,8 +575,7 @@ class Engine:
             if not link.initiator:
                 self._half_open.get(link.port, {}).pop(link, None)
                 return  # no application has seen it
-            if self.forwarding is None:
-                self.announcing.path_failed(link.destination.hash, now)
+            self.announcing.path_failed(link.destination.hash, now)
         self.listener.link_closed(link)
 
     def link_data(self, link: Link, packets: list[bytes], hashes: list[bytes]) -> None:

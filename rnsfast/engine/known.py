@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
+from rnsfast.crypto.identity import Identity
 from rnsfast.wire.announce import emission_time
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ class Known:
     app_data: bytes | None
     used_at: float = 0.0  # unix time of last use, 0 never, RETAINED for ever
     emitted: int = 0  # emission time of the newest announce
+
+    def identity(self) -> Identity:
+        """The public half of whose destination it is."""
+        return Identity.from_public(self.public_key)
 
 
 @dataclass(slots=True)

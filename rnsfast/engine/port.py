@@ -6,6 +6,7 @@ Interfaces own sockets, ports own bookkeeping (DESIGN, section 5).  Everything h
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
 from typing import Any, Final
@@ -27,6 +28,34 @@ class Mode(IntEnum):
     BOUNDARY = 5
     GATEWAY = 6
     INTERNAL = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What a transport node lets in and out of an interface.  Protocol 02, sections 4.3, 7.4, 8; protocol 06, 1.6."""
+
+    announce_cap: float = 0.02  # fraction of the bitrate
+    announce_rate_target: int | None = None  # seconds
+    announce_rate_grace: int | None = None
+    announce_rate_penalty: int | None = None  # seconds
+    announces_from_internal: bool = True
+    announces_to_internal: bool | None = None
+    recursive_prs: bool = False
+    ingress_control: bool = True
+    egress_control: bool = False
+    ic_max_held_announces: int = 256
+    ic_burst_hold: float = 15.0  # seconds
+    ic_burst_penalty: float = 15.0  # seconds
+    ic_held_release_interval: float = 5.0  # seconds
+    ic_new_time: float = 7200.0  # seconds
+    ic_burst_freq_new: float = 3.0  # per second
+    ic_burst_freq: float = 10.0
+    ic_pr_burst_freq_new: float = 3.0
+    ic_pr_burst_freq: float = 8.0
+    ec_pr_freq: float = 5.0
+
+
+DEFAULT_POLICY: Final = Policy()
 
 
 class Port:
@@ -52,6 +81,7 @@ class Port:
         "online",
         "outgoing",
         "owner",
+        "policy",
         "queue",
         "rx_bytes",
         "rx_packets",
@@ -74,6 +104,7 @@ class Port:
         ifac_size: int = DEFAULT_IFAC_SIZE,
         outgoing: bool = True,
         gravity: int = 0,
+        policy: Policy = DEFAULT_POLICY,
     ) -> None:
         self.name = name  # as displayed, `TCPInterface[name/host:port]`
         self.hash = interface_hash or sha256(name.encode()).digest()  # 32 bytes; a hint, not unique (protocol 06, 1.5)
@@ -85,6 +116,7 @@ class Port:
         self.ifac_size = ifac.size if ifac is not None else ifac_size
         self.outgoing = outgoing
         self.gravity = gravity  # of two that hear the same announce, the heavier one gets the path (protocol 02, 6.3)
+        self.policy = policy
         self.online = False
         self.congested = False
         self.wants_tunnel = False

@@ -117,7 +117,7 @@ class Reactor:
             for link in self.sinks:
                 link._arrived = []
             self.sinks = []
-        late = engine.timers.deadline < self._wake_at
+        late = engine.timers.deadline < self._wake_at or bool(engine.unverified)
         self.lock.release()
         if ports is not None:
             for port in ports:
@@ -187,7 +187,7 @@ class Reactor:
         """A port appears."""
         with self.turn:
             port.owner = interface
-            self.engine.attach(port)
+            self.engine.attach(port, monotonic())
             self._tell_change(port)
 
     def detach(self, port: Port) -> None:
@@ -210,6 +210,14 @@ class Reactor:
     def deliver(self, port: Port, packets: list[bytes]) -> None:
         """One batch of received packets, in slices: what the first packets cause leaves while the next are handled."""
         engine = self.engine
+        if engine.transport is None:
+            with self.lock:
+                packets = engine.relay(port, packets, monotonic())
+        else:
+            with Turn(self, tell=False) as now:  # what is for others leaves first, all at once
+                packets = engine.relay(port, packets, now)
+        if not packets:
+            return
         size = LARGE_IN if len(packets[-1]) >= LARGE else LARGE_OUT if port.last_size >= LARGE else SLICE
         last = len(packets) - size
         for at in range(0, len(packets), size):
@@ -262,7 +270,7 @@ class Reactor:
         keep_heap()
         wait, callbacks = self._poller.wait, self._callbacks
         while not self._stopping:
-            timeout = self._sleep_until_due()
+            timeout = 0.0 if self.engine.unverified else self._sleep_until_due()
             events = wait(timeout)
             self.wakeups += 1
             self._wake_at = 0.0
@@ -275,6 +283,17 @@ class Reactor:
                 self._make_calls(now)
             if self.engine.timers.deadline <= now:
                 _guard(self._run_timers)
+            if self.engine.unverified:
+                _guard(self._verify_announces)
+
+    def _verify_announces(self) -> None:
+        """A few at a time, and only after everything else: links do not wait for them."""
+        engine = self.engine
+        with self.lock:
+            items = engine.unverified.take()
+        verdicts = engine.verify(items)
+        with self.turn as now:
+            engine.verified(items, verdicts, now)
 
     def _run_timers(self) -> None:
         with self.turn as now:

@@ -29,7 +29,7 @@ START = float(GROUP["clock_start"])
 
 def node(now_unix: float = START, **options: object) -> tuple[Engine, object, Port]:
     identity = Identity.from_private(unhex(GROUP["own_transport_private_key"]))
-    engine, recorder = make_engine(transport_identity=identity, unix_offset=now_unix - NOW)
+    engine, recorder = make_engine(transport_identity=identity, unix_offset=now_unix - NOW, **options)
     return engine, recorder, make_port(engine, hw_mtu=1064)
 
 
@@ -213,20 +213,14 @@ def test_two_announces_in_a_second_have_two_emission_times() -> None:
 
 @pytest.mark.parametrize("case", GROUP["path_requests"], ids=by_name)
 def test_path_requests_are_read(case: Case) -> None:
-    engine, _, port = node()
+    engine, _, port = node(transport=True)
+    assert engine.transport is not None
     seen: list[tuple[bytes, bytes | None, bytes]] = []
 
-    class Asked:
-        def handles(self, *_: object) -> bool:
-            return False
+    def asked(port: Port, request: PathRequest, tag: bytes, now: float) -> None:
+        seen.append((request.destination, request.transport_id, tag))
 
-        def announce_taken(self, *_: object) -> None:
-            pass
-
-        def path_requested(self, port: Port, target: bytes, via: bytes | None, tag: bytes, now: float) -> None:
-            seen.append((target, via, tag))
-
-    engine.forwarding = Asked()
+    engine.transport.path_requested = asked  # type: ignore[method-assign]
     engine.receive(port, [unhex(case["raw"])], NOW)
     if not case["accepted"]:
         assert not seen and sum(port.drops.values()) == 1

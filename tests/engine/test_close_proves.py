@@ -11,7 +11,7 @@ def test_a_close_between_the_data_and_its_proofs_lets_the_proofs_go_first() -> N
     link, _, port = make_link()
     link.open_channel(NOW)
     packets = [sealed_channel(pack_envelope(0x0101, n, b"data"), n.to_bytes(16, "big")) for n in range(3)]
-    link.engine.intake(port, packets, NOW)
+    link.engine.intake(port, link.engine.relay(port, packets, NOW), NOW)
     settlements = link.engine.take_settlements()  # from here on the application has its data and the lock is free
     link.close(NOW)
     for settlement in settlements:

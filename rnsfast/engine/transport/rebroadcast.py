@@ -1,0 +1,176 @@
+"""Announces that are to be passed on, and answers to path requests.  Protocol 02, sections 7.3, 8.1 and 8.2."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from itertools import count
+from math import ceil, inf
+from typing import TYPE_CHECKING, Final
+
+from rnsfast.engine.transport.modes import Passage, passage
+from rnsfast.wire.announce import emission_time
+from rnsfast.wire.drop import Drop
+from rnsfast.wire.packet import (
+    ANNOUNCE,
+    CONTEXT_FLAG,
+    CTX_NONE,
+    CTX_PATH_RESPONSE,
+    HEADER_2,
+    MAX_HOPS,
+    MTU,
+    SINGLE,
+    TRANSPORT,
+)
+
+if TYPE_CHECKING:
+    from rnsfast.engine.port import Port
+    from rnsfast.engine.transport.transport import Transport
+
+WINDOW: Final = 0.5  # seconds; the first transmission happens within this time, at random
+AGAIN: Final = 5.5  # seconds between two transmissions
+TRANSMISSIONS: Final = 2
+LOCAL_REBROADCASTS: Final = 2  # neighbours at our distance that make ours unnecessary
+ASIDE: Final = 2.0  # seconds after an answer until what was set aside for it goes on
+TICK: Final = 0.05  # seconds; what falls due within one is sent together
+LIMIT: Final = 16_384  # announces; the one longest in the table gives way
+
+_BLOB_AT: Final = 74  # offset of the random blob in an announce's data
+
+
+class Entry:
+    """One announce. `hops` as they are told: those of our path."""
+
+    __slots__ = (
+        "aside", "attached", "context_flag", "data", "destination", "due", "hops", "is_response", "local_rebroadcasts",
+        "received_from", "retries",
+    )  # fmt: skip
+
+    def __init__(
+        self, destination: bytes, received_from: bytes, hops: int, context_flag: int, data: bytes, due: float
+    ) -> None:
+        self.destination, self.received_from, self.hops = destination, received_from, hops
+        self.context_flag, self.data = context_flag, data
+        self.due = due
+        self.retries = 0
+        self.local_rebroadcasts = 0
+        self.is_response = False
+        self.attached: Port | None = None  # an answer goes to whoever asked only
+        self.aside: Entry | None = None  # what comes back when this answer was sent
+
+
+def packet_of(own_id: bytes, destination: bytes, hops: int, context_flag: int, context: int, data: bytes) -> bytes:
+    """A rebroadcast announce."""
+    flags = HEADER_2 | TRANSPORT | context_flag | SINGLE << 2 | ANNOUNCE
+    return bytes((flags, hops)) + own_id + destination + bytes((context,)) + data
+
+
+def payload_of(raw: bytes) -> tuple[int, bytes]:
+    """Context flag and data of an announce as it was received."""
+    return raw[0] & CONTEXT_FLAG, raw[35:] if raw[0] & HEADER_2 else raw[19:]
+
+
+class AnnounceTable:
+    """What is waiting to be sent, by destination. A deadline, not a thread."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.entries: dict[bytes, Entry] = {}  # at most LIMIT, oldest first
+        self._heap: list[tuple[float, int, Entry]] = []  # entries that were replaced are skipped
+        self._numbers = count()
+
+    def _enter(self, entry: Entry) -> None:
+        self.entries.pop(entry.destination, None)
+        if len(self.entries) >= LIMIT:
+            del self.entries[next(iter(self.entries))]
+        self.entries[entry.destination] = entry
+        self._schedule(entry)
+
+    def _schedule(self, entry: Entry) -> None:
+        entry.due = ceil(entry.due / TICK) * TICK
+        heappush(self._heap, (entry.due, next(self._numbers), entry))
+
+    def rebroadcast(
+        self, destination: bytes, received_from: bytes, hops: int, raw: bytes, now: float, jitter: float
+    ) -> None:
+        """Pass an announce on, twice unless others do. `jitter` is 0..1."""
+        if hops >= MAX_HOPS:
+            return
+        flag, data = payload_of(raw)
+        self._enter(Entry(destination, received_from, hops, flag, data, now + WINDOW * jitter))
+
+    def answer(self, destination: bytes, hops: int, raw: bytes, port: Port, due: float) -> None:
+        """Tell `port` about a path of ours, once. What waits for the same destination waits on."""
+        flag, data = payload_of(raw)
+        entry = Entry(destination, b"", hops, flag, data, due)
+        entry.retries, entry.is_response, entry.attached = TRANSMISSIONS - 1, True, port
+        before = self.entries.get(destination)
+        entry.aside = before.aside if before is not None and before.is_response else before
+        self._enter(entry)
+
+    def overheard(self, destination: bytes, hops: int, now: float) -> None:
+        """A neighbour sent the same announce; `hops` counts its last hop."""
+        entry = self.entries.get(destination)
+        if entry is None or entry.is_response:
+            return
+        if hops - 1 == entry.hops:
+            entry.local_rebroadcasts += 1
+            if entry.retries > 0 and entry.local_rebroadcasts >= LOCAL_REBROADCASTS:
+                del self.entries[destination]
+        elif hops - 1 == entry.hops + 1 and entry.retries > 0 and now < entry.due:
+            del self.entries[destination]
+
+    def forget(self, destination: bytes) -> None:
+        """Send no more of it."""
+        self.entries.pop(destination, None)
+
+    @property
+    def due(self) -> float:
+        """When `advance` has something to do."""
+        heap = self._heap
+        while heap and self.entries.get(heap[0][2].destination) is not heap[0][2]:
+            heappop(heap)
+        return heap[0][0] if heap else inf
+
+    def advance(self, now: float) -> None:
+        """Send what is due, the nearest first."""
+        ready: list[Entry] = []
+        while self.due <= now:
+            ready.append(heappop(self._heap)[2])
+        for entry in sorted(ready, key=lambda entry: entry.hops):
+            self._send(entry, now)
+            entry.retries += 1
+            if entry.retries < TRANSMISSIONS:
+                entry.due = now + AGAIN
+                self._schedule(entry)
+                continue
+            del self.entries[entry.destination]
+            aside = entry.aside
+            if aside is not None:
+                self.entries[aside.destination] = aside
+                aside.due = max(aside.due, now + ASIDE)
+                self._schedule(aside)
+
+    def _send(self, entry: Entry, now: float) -> None:
+        transport = self._transport
+        engine = transport.engine
+        if entry.destination not in engine.known.entries:
+            return  # forgotten meanwhile
+        context = CTX_PATH_RESPONSE if entry.is_response else CTX_NONE
+        raw = packet_of(engine.transport_id, entry.destination, entry.hops, entry.context_flag, context, entry.data)
+        if len(raw) > MTU:
+            engine.drops[Drop.ANNOUNCE_TOO_LONG] += 1  # taken, but it does not fit with a transport id (trap T1)
+            return
+        if entry.attached is not None:
+            entry.attached.send(raw)
+            return
+        path = engine.paths.paths.get(entry.destination)
+        source = None if path is None else path.port
+        emitted = emission_time(entry.data[_BLOB_AT : _BLOB_AT + 10])
+        for port in engine.ports:
+            if not port.online or not port.outgoing:
+                continue
+            way = passage(port, source, entry.hops, local=False)
+            if way is Passage.FREE:
+                port.send(raw)
+            elif way is Passage.CAPPED:
+                transport.outlets[port].offer(entry.destination, raw, entry.hops, emitted, now)

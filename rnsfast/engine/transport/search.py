@@ -1,0 +1,156 @@
+"""Path requests of others: answered from the table, joined, or passed on.  Protocol 02, sections 3.4 and 7."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from rnsfast.engine.known import Path
+from rnsfast.engine.port import Mode
+from rnsfast.engine.transport.rebroadcast import packet_of, payload_of
+from rnsfast.wire.packet import CTX_NONE, CTX_PATH_RESPONSE, DATA, MTU, PLAIN, make_raw
+from rnsfast.wire.pathrequest import PATH_REQUEST_DESTINATION, PathRequest, build_path_request
+
+if TYPE_CHECKING:
+    from rnsfast.engine.port import Port
+    from rnsfast.engine.transport.transport import Transport
+
+IN_FLIGHT: Final = 45.0  # seconds for which an unanswered request is only joined
+IN_FLIGHT_LIMIT: Final = 16_384  # destinations; the oldest gives way
+GRACE: Final = 0.4  # seconds: who is nearer answers first
+ROAMING_GRACE: Final = 1.5  # seconds more, where others come and go
+PATIENCE: Final = 15.0  # seconds a search waits for its answer, at least
+WAITING_LIMIT: Final = 16_384  # searches; the oldest gives way
+
+_EVERYWHERE: Final = frozenset((Mode.ACCESS_POINT, Mode.GATEWAY, Mode.ROAMING, Mode.INTERNAL))
+_BORDERS: Final = frozenset((Mode.BOUNDARY, Mode.GATEWAY))
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Interfaces that wait for a path to one destination."""
+
+    deadline: float
+    engaged: bool = False  # a search was sent; otherwise they were only noted
+    ports: list[Port] = field(default_factory=list)
+
+
+class Searches:
+    """Who asked for what and has no answer yet."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.in_flight: dict[bytes, float] = {}  # destination to when it was asked for, oldest first
+        self.waiting: dict[bytes, Waiting] = {}  # oldest first
+
+    def is_requested(self, destination: bytes, now: float) -> bool:
+        """Whether somebody waits for it, so that its announce must not be held."""
+        waiting = self.waiting.get(destination)
+        return waiting is not None and now <= waiting.deadline
+
+    def requested(self, port: Port, request: PathRequest, tag: bytes, now: float) -> None:
+        """A request that is new, for a destination that is not ours."""
+        transport, destination = self._transport, request.destination
+        intake = transport.intakes[port]
+        intake.requests.note(now)
+        limited = intake.is_request_burst(now)
+        path = transport.engine.paths.usable(destination)
+        asked_at = self.in_flight.get(destination, -inf)
+        if now - asked_at < IN_FLIGHT and path is None:
+            if not limited:
+                self._join(port, destination, now)
+            return
+        if path is not None:
+            self.in_flight.pop(destination, None)
+            self._answer(port, request, path, now)
+            return
+        self.in_flight.pop(destination, None)
+        if len(self.in_flight) >= IN_FLIGHT_LIMIT:
+            del self.in_flight[next(iter(self.in_flight))]
+        self.in_flight[destination] = now
+        if not limited:
+            self._search(port, destination, tag, now)
+
+    def _join(self, port: Port, destination: bytes, now: float) -> None:
+        waiting = self.waiting.get(destination)
+        if waiting is None or now > waiting.deadline:
+            waiting = self._wait(destination, now)
+        if port not in waiting.ports:
+            waiting.ports.append(port)
+
+    def _wait(self, destination: bytes, now: float) -> Waiting:
+        self.waiting.pop(destination, None)
+        if len(self.waiting) >= WAITING_LIMIT:
+            del self.waiting[next(iter(self.waiting))]
+        waiting = self.waiting[destination] = Waiting(now + self._patience())
+        return waiting
+
+    def _patience(self) -> float:
+        rates = [port.bitrate for port in self._transport.engine.ports if port.online and port.bitrate > 0]
+        slowest = max(min(rates, default=1_000_000), 5)
+        return max(PATIENCE, 2 * 8 * MTU / slowest + 6)
+
+    def _answer(self, port: Port, request: PathRequest, path: Path, now: float) -> None:
+        """From the table, after a moment. Not back to where the path leads."""
+        roaming = port.mode is Mode.ROAMING
+        if not path.announce or (roaming and path.port is port) or request.transport_id == path.next_hop:
+            return
+        due = now + GRACE + (ROAMING_GRACE if roaming else 0.0)
+        self._transport.announces.answer(request.destination, path.hops, path.announce, port, due)
+
+    def _search(self, port: Port, destination: bytes, tag: bytes, now: float) -> None:
+        """Ask the others, if `port` is one for which that is done."""
+        mode, policy = port.mode, port.policy
+        if mode is not Mode.BOUNDARY and not policy.recursive_prs and mode not in _EVERYWHERE:
+            return
+        waiting = self.waiting.get(destination)
+        if waiting is not None and waiting.engaged and now <= waiting.deadline:
+            return
+        if waiting is None or now > waiting.deadline:
+            waiting = self._wait(destination, now)
+        waiting.engaged = True
+        waiting.deadline = now + self._patience()
+        if port not in waiting.ports:
+            waiting.ports.append(port)
+        borders_only = mode is Mode.BOUNDARY and not policy.recursive_prs
+        transport = self._transport
+        data = build_path_request(PathRequest(destination, transport.engine.transport_id, tag))
+        raw = make_raw(PLAIN << 2 | DATA, PATH_REQUEST_DESTINATION, CTX_NONE, data)
+        for out in transport.engine.ports:
+            if out is port or not out.online or not out.outgoing or (borders_only and out.mode not in _BORDERS):
+                continue
+            intake, outlet = transport.intakes[out], transport.outlets[out]
+            if intake.is_egress_limited(now) or not outlet.has_room(now):
+                continue
+            outlet.spend(len(raw), now)
+            intake.outgoing_requests.note(now)
+            out.send(raw)
+
+    def found(self, destination: bytes, path: Path, now: float) -> None:
+        """An announce was taken: tell who waits for it, at once."""
+        self.in_flight.pop(destination, None)
+        waiting = self.waiting.pop(destination, None)
+        if waiting is None or now > waiting.deadline:
+            return
+        flag, data = payload_of(path.announce)
+        own = self._transport.engine.transport_id
+        raw = packet_of(own, destination, path.hops, flag, CTX_PATH_RESPONSE, data)
+        if len(raw) > MTU:
+            return
+        for port in waiting.ports:
+            if port.online:
+                port.send(raw)
+
+    def leave(self, port: Port) -> None:
+        """`port` is gone."""
+        for waiting in self.waiting.values():
+            if port in waiting.ports:
+                waiting.ports.remove(port)
+
+    def clean(self, now: float) -> None:
+        """Forget what is over."""
+        for destination in [d for d, at in self.in_flight.items() if now - at >= IN_FLIGHT]:
+            del self.in_flight[destination]
+        for destination in [d for d, waiting in self.waiting.items() if now > waiting.deadline]:
+            del self.waiting[destination]

@@ -1,0 +1,237 @@
+"""What makes a node a transport node: the control plane around the relay.  Protocol 02, sections 5 to 9.
+
+The engine shows it every batch before it looks itself, every packet that passed the filter, every announce that is
+valid and every one that was taken. It answers by filling the tables of the relay and by queueing packets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from rnsfast.engine.known import Path
+from rnsfast.engine.linktable import LinkEntry, LinkTable
+from rnsfast.engine.port import Mode, Port
+from rnsfast.engine.transport.ingress import Intake
+from rnsfast.engine.transport.outlets import Outlet
+from rnsfast.engine.transport.rates import Rates
+from rnsfast.engine.transport.rebroadcast import AnnounceTable
+from rnsfast.engine.transport.relay import Relay
+from rnsfast.engine.transport.search import Searches
+from rnsfast.engine.transport.tunnels import Tunnels
+from rnsfast.wire.announce import Announce
+from rnsfast.wire.drop import Drop
+from rnsfast.wire.packet import CTX_LRPROOF, CTX_PATH_RESPONSE, DATA, LINKREQUEST, PLAIN, PROOF, Packet
+from rnsfast.wire.pathrequest import PathRequest
+from rnsfast.wire.tunnel import TUNNEL_DESTINATION
+
+if TYPE_CHECKING:
+    from rnsfast.engine.engine import Engine
+
+CLEANING: Final = 5.0  # seconds between looks at what may be over, while there is anything
+REQUEST_SPACING: Final = 0.5  # seconds between path requests that the node makes by itself
+REQUEST_QUEUE: Final = 32  # of these; more are not made
+REQUESTED_RECENTLY: Final = 20.0  # seconds for which a request for the same destination is not repeated
+
+
+class Transport:
+    """The forwarding part of an engine. Everything is called under the node's lock."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.links = LinkTable()
+        self.relay = Relay(engine, self.links)
+        self.announces = AnnounceTable(self)
+        self.searches = Searches(self)
+        self.tunnels = Tunnels(self)
+        self.rates = Rates()
+        self.outlets: dict[Port, Outlet] = {}
+        self.intakes: dict[Port, Intake] = {}
+        self.armed = inf
+        self._cleaned_at = 0.0
+        self._requests: deque[tuple[bytes, Port | None]] = deque()  # destination and where not to ask
+        self._request_at = 0.0
+
+    # ------------------------------------------------------------------ ports
+
+    def attach(self, port: Port, now: float) -> None:
+        """A new interface."""
+        self.outlets[port] = Outlet(port)
+        self.intakes[port] = Intake(port, now)
+
+    def detach(self, port: Port) -> None:
+        """An interface is gone for good."""
+        self.lost(port)
+        self.outlets.pop(port, None)
+        self.intakes.pop(port, None)
+
+    def lost(self, port: Port) -> None:
+        """An interface is down, or gone: what runs over it ends here."""
+        self.links.leave(port)
+        self.relay.reverse.leave(port)
+        self.searches.leave(port)
+        self.tunnels.leave(port)
+
+    # ------------------------------------------------------------------ packets
+
+    def handles(self, port: Port, packet: Packet, raw: bytes, now: float) -> bool:
+        """A packet that the relay left and the filter let through. True if that is all that happens to it."""
+        kind = packet.flags & 3
+        if kind == LINKREQUEST:
+            return packet.transport_id is not None and self._link_request(port, packet, raw, now)
+        if kind == PROOF:
+            if packet.context == CTX_LRPROOF and packet.destination in self.links:
+                self._link_proof(port, packet, raw, now)
+                return True
+            return False
+        if kind == DATA and packet.destination == TUNNEL_DESTINATION and packet.flags >> 2 & 3 == PLAIN:
+            self.tunnels.receive(port, packet.data, now)
+            self.wake(now)
+            return True
+        return False
+
+    def _link_request(self, port: Port, packet: Packet, raw: bytes, now: float) -> bool:
+        """A link that runs through this node."""
+        engine = self.engine
+        if (packet.destination, packet.flags >> 2 & 3) in engine.destinations:
+            return False
+        path = engine.paths.usable(packet.destination)
+        if path is None:
+            port.drops[Drop.NO_PATH] += 1
+            return True
+        onward = self.links.enter(port, packet, raw, path, now)
+        if isinstance(onward, Drop):
+            port.drops[onward] += 1
+            return True
+        path.heard_at = now + engine.unix_offset
+        path.port.send(onward)
+        self.relay.forwarded += 1
+        self.wake(now)
+        return True
+
+    def _link_proof(self, port: Port, packet: Packet, raw: bytes, now: float) -> None:
+        engine = self.engine
+        entry = self.links.get(packet.destination)
+        assert entry is not None
+        known = engine.known.entries.get(entry.destination)
+        identity = None if known is None else known.identity()
+        path = engine.paths.paths.get(entry.destination)
+        onward = self.links.prove(port, raw, identity, path, now)
+        if isinstance(onward, Drop):
+            port.drops[onward] += 1
+            return
+        onward[0].send(onward[1])
+        self.relay.forwarded += 1
+
+    # ------------------------------------------------------------------ announces
+
+    def announce_counted(self, port: Port, announce: Announce, raw: bytes, now: float, *, released: bool) -> bool:
+        """A valid announce, before anything is made of it. True if it is held for later."""
+        intake = self.intakes[port]
+        if released:
+            return False
+        intake.announces.note(now)
+        burst = intake.is_announce_burst(now)
+        destination = announce.destination
+        engine = self.engine
+        if not burst or destination in engine.paths.paths or (destination, 0) in engine.destinations:
+            return False
+        if engine.announcing.is_requested(destination, now) or self.searches.is_requested(destination, now):
+            return False
+        if not intake.hold(destination, raw):
+            return False
+        self.wake(now)
+        return True
+
+    def announce_heard(self, packet: Packet, now: float) -> None:
+        """A valid announce that came by way of another transport node, whether or not it is taken."""
+        self.announces.overheard(packet.destination, packet.hops + 1, now)
+
+    def announce_taken(self, port: Port, packet: Packet, raw: bytes, path: Path, now: float, jitter: float) -> None:
+        """An announce changed the path table: pass it on, answer who waits for it."""
+        unix_time = now + self.engine.unix_offset
+        destination = packet.destination
+        if packet.context != CTX_PATH_RESPONSE:
+            if not self.rates.is_blocked(destination, port.policy, unix_time):
+                received_from = packet.transport_id or destination
+                self.announces.rebroadcast(destination, received_from, path.hops, raw, now, jitter)
+        self.searches.found(destination, path, now)
+        self.tunnels.path_taken(port, destination, path, unix_time)
+        self.wake(now)
+
+    # ------------------------------------------------------------------ path requests
+
+    def path_requested(self, port: Port, request: PathRequest, tag: bytes, now: float) -> None:
+        """Somebody looks for a destination that is not ours."""
+        self.searches.requested(port, request, tag, now)
+        self.wake(now)
+
+    def _ask(self, destination: bytes, except_for: Port | None, now: float) -> None:
+        """Have a path request made, not too many at once."""
+        if len(self._requests) < REQUEST_QUEUE:
+            self._requests.append((destination, except_for))
+            self._request_at = max(self._request_at, now)
+
+    def _unproved(self, entry: LinkEntry, now: float) -> None:
+        """A link request that nobody answered: the path may be wrong.  Protocol 02, section 5.4."""
+        engine, destination = self.engine, entry.destination
+        path = engine.paths.paths.get(destination)
+        if path is None:
+            self._ask(destination, None, now)
+            return
+        if engine.announcing.was_requested(destination, now, REQUESTED_RECENTLY):
+            return
+        if path.hops == 1 or entry.taken == 1:
+            if entry.previous_port.mode is not Mode.BOUNDARY:
+                path.unresponsive = True
+            self._ask(destination, entry.previous_port, now)
+
+    # ------------------------------------------------------------------ time
+
+    def wake(self, now: float) -> None:
+        """Something was added that may fall due."""
+        self.engine.timers.arm(self, max(self._next(), now))
+
+    def _next(self) -> float:
+        due = min(
+            self.announces.due,
+            min((outlet.due for outlet in self.outlets.values() if outlet.queue), default=inf),
+            min((intake.due for intake in self.intakes.values()), default=inf),
+        )
+        if self._requests:
+            due = min(due, self._request_at)
+        if self._has_something_to_clean():
+            due = min(due, self._cleaned_at + CLEANING)
+        return due
+
+    def _has_something_to_clean(self) -> bool:
+        searches, links = self.searches, self.links
+        return bool(searches.in_flight or searches.waiting or links.unproved or links.proved or self.tunnels.tunnels)
+
+    def advance(self, now: float) -> float:
+        """Do what is due, called by the engine's timers."""
+        self.announces.advance(now)
+        for outlet in self.outlets.values():
+            if outlet.queue:
+                outlet.advance(now)
+        for port, intake in list(self.intakes.items()):
+            if intake.due <= now:
+                intake.is_request_burst(now)
+                raw = intake.release(now)
+                if raw is not None:
+                    self.engine.announcing.release(port, raw, now)
+        if now >= self._cleaned_at + CLEANING:
+            self._clean(now)
+        while self._requests and now >= self._request_at:
+            destination, except_for = self._requests.popleft()
+            self._request_at = now + REQUEST_SPACING
+            self.engine.announcing.request_path(destination, now, except_for=except_for)
+        return self._next()
+
+    def _clean(self, now: float) -> None:
+        self._cleaned_at = now
+        self.searches.clean(now)
+        for entry in self.links.clean(now):
+            self._unproved(entry, now)
+        self.tunnels.clean(now + self.engine.unix_offset)
