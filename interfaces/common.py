@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from rnsfast.engine.port import Port
+from rnsfast.engine.port import Policy, Port
 from rnsfast.interfaces.base import Section
 from rnsfast.wire.ifac import IfacKey
 from rnsfast.wire.mtu import hw_mtu_for_bitrate
@@ -198,22 +198,8 @@ TCP: Final = Medium(bitrate=10_000_000, ifac_size=16)
 UDP: Final = Medium(bitrate=10_000_000, ifac_size=16, fixed_mtu=1064, upgradable=False)
 BACKBONE: Final = Medium(bitrate=100_000_000, ifac_size=16)
 
-#: Attributes a port takes over as they are, if it has them.
-_POLICY: Final = (
-    *LIMITS,
-    "gravity",
-    "announce_cap",
-    "announce_rate_target",
-    "announce_rate_grace",
-    "announce_rate_penalty",
-    "ingress_control",
-    "egress_control",
-    "ic_max_held_announces",
-    "bootstrap_only",
-    "recursive_prs",
-    "announces_from_internal",
-    "announces_to_internal",
-)
+#: What of the configuration is the port's policy, under the same names.
+_POLICY: Final = tuple(item.name for item in fields(Policy))
 
 
 def ifac_key(config: CommonConfig, medium: Medium) -> IfacKey | None:
@@ -227,7 +213,7 @@ def make_port(display: str, config: CommonConfig, medium: Medium, ifac: IfacKey 
     """A port with everything the configuration says about it. Its hash is that of `display` (protocol 06, 1.5)."""
     bitrate = config.bitrate or medium.bitrate
     table = hw_mtu_for_bitrate(bitrate) if medium.fixed_mtu is None else medium.fixed_mtu
-    port = Port(
+    return Port(
         display,
         mode=config.mode,
         bitrate=bitrate,
@@ -236,11 +222,9 @@ def make_port(display: str, config: CommonConfig, medium: Medium, ifac: IfacKey 
         ifac=ifac,
         ifac_size=config.ifac_size or medium.ifac_size,
         outgoing=config.outgoing,
+        gravity=config.gravity,
+        policy=Policy(**{key: getattr(config, key) for key in _POLICY}),
     )
-    for key in _POLICY:
-        if hasattr(port, key):
-            setattr(port, key, getattr(config, key))
-    return port
 
 
 def bracketed(host: str, port: int | str) -> str:
