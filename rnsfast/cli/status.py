@@ -63,7 +63,7 @@ def ask(directory: Path) -> dict[str, Any]:
         raise CommandError(f"the node of {directory} ended the connection without an answer: {why}", Exit.NODE)
     try:
         document = json.loads(answer)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommandError(f"what the node of {directory} answered is damaged or incomplete", Exit.NODE) from error
     if not isinstance(document, dict):
         raise CommandError(f"what the node of {directory} answered is no status", Exit.NODE)
@@ -103,7 +103,7 @@ def render(document: Mapping[str, Any]) -> list[str]:
     for interface in interfaces:
         own = [port for port in ports if port.get("interface") == interface.get("name")]
         blocks.append(list(_interface(interface, own)))
-    names = {interface.get("name") for interface in interfaces}
+    names = [interface.get("name") for interface in interfaces]
     if others := [port for port in ports if port.get("interface") not in names]:
         blocks.append([(0, "other ports", ""), *(row for port in others for row in _port(port, {}))])
     if failed := [found for found in _list(document.get("failed")) if isinstance(found, Mapping)]:
@@ -145,9 +145,9 @@ def _interface(interface: Mapping[str, Any], ports: list[Mapping[str, Any]]) -> 
     details = dict(connections) if isinstance(connections, Mapping) else {}
     only = interface.get("connection")
     if isinstance(only, Mapping):
-        details[ports[0].get("name") if len(ports) == 1 else "connection"] = only
+        details[str(ports[0].get("name")) if len(ports) == 1 else "connection"] = only
     for port in ports:
-        yield from _port(port, details.pop(port.get("name"), {}))
+        yield from _port(port, details.pop(str(port.get("name")), {}))
     for name, found in details.items():  # just coming or going
         yield 1, str(name), ""
         yield from _rows(2, found if isinstance(found, Mapping) else {"is": found})

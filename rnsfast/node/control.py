@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from rnsfast.interfaces.base import Handle
-from rnsfast.node.files import TEMPORARY, set_aside
+from rnsfast.node.files import set_aside
 from rnsfast.osio.poller import READ, WRITE
 
 log = logging.getLogger(__name__)
@@ -134,34 +134,37 @@ class ControlSocket:
             self._polling.watch(listener.fileno(), READ, self._on_connection)
 
     def _bind(self) -> socket.socket:
-        """Make the socket under another name, and rename it when only its owner can use it and it listens."""
+        """Nobody can connect before the socket listens, and by then only its owner may."""
         with contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
+            if stat.S_ISSOCK(os.lstat(self.path).st_mode):
+                os.unlink(self.path)
+            else:
                 set_aside(self.path, "it is not a socket", "nothing")
-        unfinished = self.path.with_name(f"{self.path.name}{TEMPORARY}{os.getpid()}")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(unfinished)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.setblocking(False)
             with contextlib.suppress(OSError):  # where it has an effect, the mode is right from the first moment
                 os.fchmod(listener.fileno(), 0o600)
-            with short_address(unfinished) as address:
+            with short_address(self.path) as address:
                 listener.bind(address)
-            try:
-                made = os.lstat(unfinished)
-                if stat.S_IMODE(made.st_mode) != 0o600:  # nobody can have connected: it does not listen yet
-                    os.chmod(unfinished, 0o600)
-                listener.listen(BACKLOG)
-                os.replace(unfinished, self.path)
-            except BaseException:
-                os.unlink(unfinished)
-                raise
+            made = os.lstat(self.path)
+            self._inode = made.st_dev, made.st_ino
+            if stat.S_IMODE(made.st_mode) != 0o600:
+                os.chmod(self.path, 0o600)
+            listener.listen(BACKLOG)
         except BaseException:
             listener.close()
+            self._remove()
             raise
-        self._inode = made.st_dev, made.st_ino
         return listener
+
+    def _remove(self) -> None:
+        """Remove the socket if it is the one we made."""
+        with contextlib.suppress(OSError):
+            found = os.lstat(self.path)
+            if (found.st_dev, found.st_ino) == self._inode:
+                os.unlink(self.path)
+        self._inode = None
 
     def close(self) -> None:
         """Stop listening, end all connections, remove the socket. Idempotent."""
@@ -169,10 +172,7 @@ class ControlSocket:
             listener, self._listener = self._listener, None
             if listener is None:
                 return
-            with contextlib.suppress(OSError):
-                found = os.lstat(self.path)
-                if (found.st_dev, found.st_ino) == self._inode:
-                    os.unlink(self.path)
+            self._remove()
             self._polling.unwatch(listener.fileno())
             listener.close()
             for client in list(self._clients):
