@@ -73,7 +73,8 @@ def ask(directory: Path) -> dict[str, Any]:
 def _connect(sock: socket.socket, path: Path) -> None:
     """Connect, waiting if many others do: the system's own time limit does that, Python's gives up at once."""
     with suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(PATIENCE), 0))
+        limit = struct.pack("@ll", int(PATIENCE), int(PATIENCE % 1 * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     with short_address(path) as address:
         sock.connect(address)
 

@@ -251,6 +251,25 @@ def test_an_answer_that_is_none_is_one_sentence(
         assert words in complaint(status(tmp_path))
 
 
+@pytest.mark.linux
+def test_a_node_that_takes_no_more_connections_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "PATIENCE", 0.05)
+    path = control_path(tmp_path)
+    path.parent.mkdir()
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listener.bind(str(path))
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(10):
+                sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                sock.setblocking(False)
+                sock.connect(str(path))
+        assert "did not answer within" in complaint(status(tmp_path))
+
+
 # ------------------------------------------------------------------ showing
 
 
