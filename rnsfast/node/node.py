@@ -135,7 +135,8 @@ class Node:
             storage.open()
             self._storage = storage
             stored = storage.transport_identity()
-            transport_identity = stored if self.config.static_transport_identity else None
+            kept = self.config.enable_transport or self.config.static_transport_identity
+            transport_identity = stored if kept else None  # others know a transport node by it
         self._dispatcher = Dispatcher(name)
         reactor = Reactor(name, self._dispatcher)
         self._listener = NodeListener(self, reactor)
@@ -146,6 +147,7 @@ class Node:
             transport_identity=transport_identity,
             link_mtu_discovery=self.config.link_mtu_discovery,
             implicit_proofs=self.config.use_implicit_proof,
+            transport=self.config.enable_transport,
         )
         reactor.on_ports_changed = self._listener.port_changed
         self._reactor = self._live = reactor
