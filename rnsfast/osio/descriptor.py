@@ -16,6 +16,11 @@ import time
 from rnsfast.osio.contract import IOClosed
 
 
+def deadline_in(timeout: float | None) -> float | None:
+    """The moment `timeout` seconds from now; None for no end."""
+    return timeout if timeout is None else timeout + time.monotonic()
+
+
 class Descriptor:
     """The part that all pollable back ends share: locks, waiting, waking, closing."""
 

@@ -16,12 +16,11 @@ import errno
 import os
 import socket
 import sys as system
-import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 from rnsfast.osio.contract import Caps, IOBroken, IOClosed, Kind, Peer, RxBatch, Stats, TxResult, TxState
-from rnsfast.osio.descriptor import Descriptor
+from rnsfast.osio.descriptor import Descriptor, deadline_in
 
 READ_SIZE: Final = 262_144  # bytes; recv costs 276 ns a KiB with 4 KiB buffers, 47 with this (protocol 09, section 7)
 TX_FRAMES: Final = 128  # frames a call; the hard limit of the system is 1024
@@ -179,7 +178,7 @@ class StreamIO(Descriptor):
         count = self._recv_now(into)
         if count or timeout == 0.0:
             return count
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_in(timeout)
         while self._wait_readable(deadline):
             if count := self._recv_now(into):
                 return count
