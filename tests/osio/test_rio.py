@@ -263,6 +263,20 @@ def test_waiting_for_room_commits_first_too() -> None:
         io.send(packets(4), ALICE)
         rio.before_wait.append(rio.complete)
         assert io.wait(5.0, read=False, write=True) == 2
+        assert (len(rio.waits), rio.tx.commits) == (1, 2)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_a_later_send_started_is_not_committed_again(count: int) -> None:
+    rio = FakeRio(hold=True)
+    with opened(rio, max_batch=4, slots=4) as io:
+        assert rio.tx
+        rio.tx.fail_commits = [ENOBUFS]
+        io.send(packets(2), ALICE)
+        io.send(packets(count), ALICE)
+        commits = rio.tx.commits
+        assert io.send(packets(4), ALICE).state is TxState.BLOCKED
+        assert rio.tx.commits == commits
 
 
 def test_a_commit_that_fails_again_breaks_the_back_end() -> None:

@@ -165,8 +165,8 @@ def test_a_wake_ends_one_wait(rio: FakeRio) -> None:
 def test_packets_say_where_they_come_from(rio: FakeRio) -> None:
     with opened(rio) as io:
         batch = io.make_batch()
-        rio.arrive(b"1", name28(ALICE))
-        rio.arrive(b"2", name28(ALICE)[:8] + b"\xee" * 20)  # the system leaves what it does not need
+        rio.arrive(b"1", name28(ALICE)[:8] + b"\xee" * 20)  # the system leaves what it does not need
+        rio.arrive(b"2", name28(ALICE))
         assert io.recv(batch) == 2
         assert batch.uniform == ALICE
         assert batch.peer(0) is batch.peer(1)
@@ -238,6 +238,11 @@ def test_oversize_datagrams_never_end_the_reader_but_endless_failures_do(rio: Fa
         for _ in range(20):
             rio.arrive(b"x" * 3000, name28(ALICE))
             assert receive_all(io) == []
+        for _ in range(2):
+            for _ in range(3):
+                rio.arrive(b"", name28(ALICE), status=ABORTED)
+                assert receive_all(io) == []
+            assert arrive(rio, 1) == receive_all(io)
         for _ in range(3):
             rio.arrive(b"", name28(ALICE), status=ABORTED)
             assert receive_all(io) == []
@@ -285,7 +290,7 @@ def test_a_failed_commit_ends_the_reader_after_what_came(rio: FakeRio, caplog: p
 
 
 @pytest.mark.parametrize(
-    "entry", [(0, 8, 1024), (0, 8, 1 << 31), (0, 2017, 0)], ids=["slot", "far slot", "longer than the slot"]
+    "entry", [(0, 8, 1024), (0, 8, 1 << 31), (0, 2017, 1)], ids=["slot", "far slot", "longer than the slot"]
 )
 def test_an_impossible_completion_ends_the_reader_and_delivers_nothing(
     rio: FakeRio, entry: tuple[int, int, int]
