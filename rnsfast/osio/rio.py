@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 BATCH: Final = 32  # packets; protocol 09, section 11
 MAX_BATCH: Final = 64
-PATIENCE: Final = 0.05  # seconds a send waits for completions when the ring is full, before it is BLOCKED
+PATIENCE: Final = 0.002  # seconds a send waits for completions when the ring is full, before it is BLOCKED
 SENDERS: Final = 1024  # addresses remembered
 
 

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from rnsfast.osio.contract import Caps, IOClosed, Kind, Peer, RxBatch
 from rnsfast.osio.device import DeviceError
 from rnsfast.osio.layouts_windows import (
+    ERROR_BUFFER_OVERFLOW,
     ERROR_HANDLE_EOF,
     ERROR_INVALID_DATA,
     ERROR_NO_MORE_ITEMS,
@@ -142,7 +143,8 @@ class WintunIO(SignalIO):
     def _submit_one(self, item: bytes, peer: Peer | None) -> int:
         address = self._sys.allocate_packet(self._session, len(item))
         if not address:
-            return self._sys.get_last_error() or errno.EIO
+            code = self._sys.get_last_error()
+            return errno.ENOBUFS if code == ERROR_BUFFER_OVERFLOW else code or errno.EIO
         ctypes.memmove(address, item, len(item))
         self._sys.send_packet(self._session, address)
         return 0
@@ -154,7 +156,7 @@ class WintunIO(SignalIO):
         return stop - first, 0
 
     def _judge(self, error: int, items: Sequence[bytes], at: int) -> tuple[Verdict, int]:
-        # Above all ERROR_BUFFER_OVERFLOW, the full ring: nothing tells when there is room again, so nobody waits.
+        # Above all the full ring: nothing tells when there is room again, so nobody waits and nothing is repeated.
         return Verdict.BROKEN if error in ENDED else Verdict.REJECT, 1
 
 

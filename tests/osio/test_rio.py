@@ -22,6 +22,12 @@ def rio() -> FakeRio:
     return FakeRio()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A send waits until the test lets something complete, however slow this machine is."""
+    monkeypatch.setattr("rnsfast.osio.rio.PATIENCE", JOIN)
+
+
 # -- flags, kicks, dequeues ------------------------------------------------------------------------------------------
 
 
@@ -194,6 +200,7 @@ def test_a_failed_commit_of_a_later_chunk_keeps_what_went_before(rio: FakeRio) -
 # -- the ring --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_full_ring_waits_for_completions_before_anything_is_posted() -> None:
     rio = FakeRio(hold=True)
     with opened(rio, max_batch=4, slots=4) as io:
@@ -207,6 +214,7 @@ def test_a_full_ring_waits_for_completions_before_anything_is_posted() -> None:
         assert sent(rio) == [*packets(4), b"x", b"y"]
 
 
+@pytest.mark.usefixtures("patient")
 def test_the_whole_batch_is_reserved_and_completions_come_in_portions() -> None:
     rio = FakeRio(hold=True)
     with opened(rio, max_batch=4, slots=4) as io:
@@ -243,6 +251,7 @@ def test_waiting_for_room_ends_at_the_timeout_and_by_a_wake(rio: FakeRio) -> Non
         rio.complete()
 
 
+@pytest.mark.usefixtures("patient")
 def test_uncommitted_packets_are_committed_before_anybody_waits() -> None:
     rio = FakeRio(hold=True)
     with opened(rio, max_batch=4, slots=4) as io:
@@ -301,6 +310,7 @@ def test_the_counters_wrap_and_nothing_is_lost(rio: FakeRio) -> None:
         assert io._ring.tail < 0xFF
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_completion_that_overtakes_does_not_free_the_slots_before_it() -> None:
     rio = FakeRio(hold=True)
     with opened(rio, max_batch=2, slots=4) as io:
@@ -342,6 +352,7 @@ def test_a_corrupt_queue_breaks_the_back_end(rio: FakeRio) -> None:
         assert (result.state, result.taken, result.sent, rio.tx.posts) == (TxState.BROKEN, 0, 0, 0)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_notification_that_is_refused_breaks_the_back_end() -> None:
     rio = FakeRio(hold=True)
     with opened(rio, max_batch=2, slots=2) as io:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -154,7 +155,7 @@ def test_a_full_ring_costs_the_packet_that_met_it_and_no_other(tun: FakeWintun, 
         tun.send_errors = {failing + 1: BUFFER_OVERFLOW}
         result = io.send(items)
         assert (result.state, result.taken, result.sent) == (TxState.DONE, 5, 4)
-        assert result.rejected == ((failing, BUFFER_OVERFLOW),)
+        assert result.rejected == ((failing, errno.ENOBUFS),)
         assert tun.sent == items[:failing] + items[failing + 1 :]
         assert len(tun.allocations) == 5  # each is offered once
         assert io.stats.tx_rejected == 1
@@ -165,7 +166,7 @@ def test_a_ring_that_stays_full_costs_all_the_rest_each_by_itself() -> None:
     with opened(tun) as io:
         result = io.send(packets(5))
         assert (result.taken, result.sent, [index for index, _ in result.rejected]) == (5, 2, [2, 3, 4])
-        assert io.send(packets(1)).rejected == ((0, BUFFER_OVERFLOW),)
+        assert io.send(packets(1)).rejected == ((0, errno.ENOBUFS),)
         assert io.wait(None, read=False, write=True) == 2
 
 
