@@ -64,7 +64,7 @@ class SignalIO(PacketIO):
         return -1
 
     def wait(self, timeout: float | None, read: bool = True, write: bool = False) -> int:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        began = time.monotonic()
         with ExitStack() as held:
             if write:
                 held.enter_context(self._write_wait)
@@ -78,7 +78,9 @@ class SignalIO(PacketIO):
                 room = self._room_event() if write else 0
                 writable = 2 if write and not room else 0
                 handles = enders + reading + ((room,) if room else ())
-                index = self._events.wait_any(handles, 0 if writable else until(deadline))
+                index = self._events.wait_any(
+                    handles, 0 if writable else until(None if timeout is None else began + timeout)
+                )
                 if index < 0:
                     return writable
                 if index < len(enders):
