@@ -10,11 +10,13 @@ in the first three groups, or the rows say so.
 
     udp send, udp receive, tcp flush    one process over loopback; MTU 65536, so no packet is too large for it
     tun read, tun write, tun echo       a device in a network namespace of its own, MTU 9000; needs root
+    ..., busy thread                    beside a thread that computes in Python; what counts is the mean and the worst
     udp echo                            round trips, idle and beside a load of half of what one by one can take
     udp overload                        64-byte packets at 2.5 times what one by one can take, from back end to back
                                         end (raw) and through two nodes (nodes)
 
-`--sweep` measures every batch size and prints the table that the defaults come from. `--quick` takes under 50 s.
+`--sweep` prints the tables that the defaults come from, and measures latency and overload with every batch size too.
+`--quick` takes under 50 s.
 JSON: {"rows": [{"workload", "mtu", "pair", "metric", "value", "unit"}, ...], "ratios": {...}, "notes": [...]}; `mtu` is
 the bytes of a packet. `--from` prints and draws what was measured before.
 """
@@ -34,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from osio_echo import idle, loaded
 from osio_moves import LOADS, Busy, Load, alternate
-from osio_overload import MANY, ONE, overload
+from osio_overload import MANY, ONE, SWEEP, overload, sweep
 from osio_rows import Figures, Row, move_rows
 from osio_tun import measure_tun
 
@@ -43,8 +45,9 @@ from rnsfast.osio.memory import keep_heap
 SIZES: Final = (64, 431, 1200, 8192)
 BATCHES: Final = (8, 16, 32, 64, 128)
 DEFAULT: Final = 64  # packets a batch, of the back ends on Linux
-TUN: Final = ("tun read", "tun write", "tun echo")
 BUSY: Final = "udp send, busy thread"
+TUN_BUSY: Final = "tun read, busy thread"
+TUN: Final = ("tun read", "tun write", TUN_BUSY, "tun echo")
 WORKLOADS: Final = (*LOADS, BUSY, *TUN, "udp echo", "udp overload, raw", "udp overload, nodes")
 LOAD: Final = 40_000.0  # packets a second beside the loaded echo, unless the limit has been measured
 
@@ -53,7 +56,7 @@ def chosen(options: argparse.Namespace) -> list[str]:
     """The workloads to measure."""
     found = [name for name in WORKLOADS if not options.only or any(word in name for word in options.only)]
     if options.quick and not options.only:
-        found.remove(BUSY)
+        found = [name for name in found if name not in (BUSY, TUN_BUSY)]
     return found
 
 
@@ -74,12 +77,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             done(name)
         elif name == BUSY:
             with Busy():
-                rows += moves(name, LOADS["udp send"](64, (DEFAULT,), True), 64, options, notes, bursts=1)
+                rows += moves(name, LOADS["udp send"](64, (DEFAULT,), True), 64, options, notes)
             done(name)
     tun = [name for name in workloads if name in TUN]
     if tun:
         wanted: dict[str, Any] = {"sizes": options.sizes, "batches": options.batches, "every_mode": True}
-        wanted.update(workloads=tun, rounds=options.rounds, bursts=options.bursts, pings=options.pings)
+        wanted.update(workloads=tun, rounds=options.rounds, bursts=options.bursts)
+        wanted.update(echoes=2 * options.runs, pings=options.pings)
         found, missing = measure_tun(wanted)
         rows += found
         notes += missing
@@ -90,20 +94,20 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             found, measured = overload(kind, options.runs, options.seconds)
             rows += found
             limit = measured if kind == "raw" else limit
+            if kind == "raw" and options.sweep:
+                rows += sweep(options.batches, options.runs, options.seconds / 3, limit)
             done(f"udp overload, {kind}")
     if "udp echo" in workloads:
-        rows += idle(options.rounds, options.pings, DEFAULT)
+        rows += idle(2 * options.runs, options.pings, options.batches if options.sweep else (DEFAULT,))
         rows += loaded(options.runs, options.pings, DEFAULT, limit / 2 or LOAD)
         done("udp echo")
     return {"rows": rows, "ratios": ratios(Figures(rows)), "notes": list(dict.fromkeys(notes))}
 
 
-def moves(
-    name: str, load: Load, size: int, options: argparse.Namespace, notes: list[str], bursts: int = 0
-) -> list[Row]:
+def moves(name: str, load: Load, size: int, options: argparse.Namespace, notes: list[str]) -> list[Row]:
     try:
         notes += load.notes
-        return move_rows(name, size, load.baseline, alternate(load, options.rounds, bursts or options.bursts))
+        return move_rows(name, size, load.baseline, alternate(load, options.rounds, options.bursts))
     finally:
         load.close()
 
@@ -130,7 +134,9 @@ def ratios(figures: Figures) -> dict[str, float]:
     found["udp_gso_vs_sendto_1200"] = times("udp send", f"gso {DEFAULT}", 1200)
     found["udp_sendmmsg_vs_sendto_64"] = times("udp send", f"sendmmsg {DEFAULT}")
     found["udp_send_one_vs_sendto_64"] = times("udp send", "send_one")
-    found["udp_gso_vs_sendto_busy_thread_64"] = times(BUSY, f"gso {DEFAULT}")
+    mean = "mean time a packet"
+    found["udp_gso_vs_sendto_busy_thread_mean_64"] = figures.quotient(BUSY, 64, mean, "sendto", f"gso {DEFAULT}")
+    found["tun_drain_vs_poll_read_busy_thread_mean_64"] = figures.quotient(TUN_BUSY, 64, mean, "poll + read", drain)
     found["udp_recvmmsg_vs_poll_recvfrom_64"] = times("udp receive", f"recvmmsg {DEFAULT}")
     found["udp_gro_vs_poll_recvfrom_64"] = times("udp receive", f"gro {DEFAULT}")
     found["tcp_flush32_vs_single_64"] = times("tcp flush", "flush 32")
@@ -166,6 +172,7 @@ def table(figures: Figures) -> str:
     """Markdown: the moves with their default batch, then echoes, then overload."""
     lines = ["| workload | bytes | how | ns a packet | CPU, ns | packets a second | calls a packet | one by one |"]
     lines.append("|---|---:|---|---:|---:|---:|---:|---:|")
+    busy: list[str] = []
     for workload in (*LOADS, BUSY, *TUN):
         for size in figures.sizes(workload):
             for pair in figures.pairs(workload):
@@ -176,8 +183,16 @@ def table(figures: Figures) -> str:
                 calls = figures.get(workload, size, pair, "calls a packet") or 0.0
                 times = figures.get(workload, size, pair, "times one by one")
                 shown = "" if times is None else f"{times:.2f}x"
+                if workload in (BUSY, TUN_BUSY):
+                    mean = figures.get(workload, size, pair, "mean time a packet") or 0.0
+                    worst = figures.get(workload, size, pair, "worst time a packet") or 0.0
+                    busy.append(f"| {workload} | {pair} | {each:.0f} | {mean:.0f} | {worst:.0f} |")
+                    continue
                 rates = f"{each:.0f} | {cpu:.0f} | {1e9 / each:,.0f} | {calls:.3f} | {shown}"
                 lines.append(f"| {workload} | {size} | {pair} | {rates} |")
+    if busy:
+        lines += ["", "| 64 bytes, beside a busy thread | how | median, ns a packet | mean | worst sample |"]
+        lines += ["|---|---|---:|---:|---:|", *busy]
     return "\n".join([*(lines if len(lines) > 2 else []), *echo_table(figures), *overload_table(figures)])
 
 
@@ -223,16 +238,32 @@ def sweep_table(figures: Figures) -> str:
                     continue
                 shown = " | ".join("" if cell is None else f"{cell:.0f}" for cell in cells)
                 lines.append(f"| {workload}: {family} | {size} | {base:.0f} | {shown} |")
-    return "\n".join(lines)
+    return "\n".join([*(lines if len(lines) > 2 else []), *sweep_costs(figures)])
+
+
+def sweep_costs(figures: Figures) -> list[str]:
+    """Markdown: what else depends on the size of the batch."""
+    head = "| packets a batch | idle p50, us | p95 | p99 | delivered under overload | CPU, ns a bit | calls a packet |"
+    lines: list[str] = []
+    for batch in (1, *BATCHES):
+        echo = "one by one" if batch == 1 else f"batch {batch}"
+        trips = [figures.get("udp echo, idle", 64, echo, f"round trip p{percent}") for percent in (50, 95, 99)]
+        names = ("delivered", "cpu a bit", "calls a packet")
+        share, cpu, calls = (figures.get(SWEEP, 64, f"batch {batch}", name) for name in names)
+        if None in trips or share is None:
+            continue
+        shown = " | ".join(f"{trip:.1f}" for trip in trips)
+        lines.append(f"| {batch} | {shown} | {share:.1%} | {cpu:.2f} | {calls:.3f} |")
+    return ["", head, "|---:|---:|---:|---:|---:|---:|---:|", *lines] if lines else []
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two sizes, two batches, few rounds; under 50 s")
     parser.add_argument("--sweep", action="store_true", help="print time a packet by the size of the batch")
-    parser.add_argument("--rounds", type=int, help="default 9, or 3 with --quick")
+    parser.add_argument("--rounds", type=int, help="default 41, or 15 with --quick")
     parser.add_argument("--runs", type=int, help="rounds of what takes seconds each: default 3, or 1 with --quick")
-    parser.add_argument("--bursts", type=int, help="bursts of 256 packets a sample: default 8, or 4 with --quick")
+    parser.add_argument("--bursts", type=int, help="bursts of 256 packets a sample: default 1")
     parser.add_argument("--pings", type=int, help="pings a round: default 3000, or 2000 with --quick")
     parser.add_argument("--seconds", type=float, help="of an overload: default 1.5, or 1 with --quick")
     parser.add_argument("--sizes", type=int, nargs="*", help="bytes of a packet: 64 431 1200 8192, or 64 1200")
@@ -242,7 +273,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", help=f"workloads with one of these words: {', '.join(WORKLOADS)}")
     parser.add_argument("--from", type=Path, dest="source", help="print and draw this JSON file; measure nothing")
     options = parser.parse_args()
-    usual, quick = (9, 3, 8, 3000, 1.5, SIZES, BATCHES), (3, 1, 4, 2000, 1.0, (64, 1200), (32, DEFAULT))
+    usual, quick = (41, 3, 1, 3000, 1.5, SIZES, BATCHES), (15, 1, 1, 2000, 1.0, (64, 1200), (32, DEFAULT))
     for name, much, little in zip(
         ("rounds", "runs", "bursts", "pings", "seconds", "sizes", "batches"), usual, quick, strict=True
     ):

@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Final, Self
@@ -113,12 +113,13 @@ def echo_rows(workload: str, base: str, found: dict[str, list[Round]]) -> list[R
     return rows
 
 
-def idle(rounds: int, pings: int, batch: int) -> list[Row]:
+def idle(rounds: int, pings: int, batches: Sequence[int]) -> list[Row]:
     """Nothing but the pings. The echoes run side by side; those that are not asked sleep."""
     with contextlib.ExitStack() as stack:
         cpu, _ = stack.enter_context(pinned())
         modes: dict[str, Callable[[], Round]] = {}
-        for name, size in (("one by one", 1), (f"batch {batch}", batch), ("recvfrom", 0)):
+        batched = [(f"batch {batch}", batch) for batch in batches]
+        for name, size in (("one by one", 1), *batched, ("recvfrom", 0)):
             far = stack.enter_context(Far("echo", batch=size, cpu=cpu))
             client = stack.enter_context(Echoes((LOOPBACK, far.ready["port"])))
             modes[name] = _bound(client, pings)

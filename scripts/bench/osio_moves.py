@@ -1,7 +1,8 @@
 """Packets through sockets in one process: what sending and receiving cost, one by one and in batches.
 
 A load has a baseline and batch modes. Each is called for one sample: it moves a burst a few times and times only its
-own half of it. Bursts fit into the receive buffers, so nothing is lost; what is lost anyway is counted.
+own half of it. Bursts fit into the receive buffers, so nothing is lost; what is lost anyway is counted. Samples are
+short and many: beside other processes, some are then undisturbed.
 """
 
 from __future__ import annotations

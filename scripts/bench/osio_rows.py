@@ -26,6 +26,15 @@ def move_rows(workload: str, size: int, baseline: str, found: dict[str, Outcome]
             row(workload, size, pair, "cpu a packet", outcome.median(lambda s: s.cpu / s.packets) * 1e9, "ns"),
             row(workload, size, pair, "calls a packet", outcome.median(lambda s: s.calls / s.packets), "calls"),
             row(workload, size, pair, "lost", lost, "packets"),
+            row(
+                workload,
+                size,
+                pair,
+                "mean time a packet",
+                statistics.fmean(s.each for s in outcome.samples) * 1e9,
+                "ns",
+            ),
+            row(workload, size, pair, "worst time a packet", max(s.each for s in outcome.samples) * 1e9, "ns"),
         ]
         if pair != baseline:
             rows.append(row(workload, size, pair, "times one by one", statistics.median(outcome.times), "x"))

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from osio_echo import Echoes, Round, alternate_rounds, echo_rows, pinned
 from osio_far import Far
-from osio_moves import BURST, Load, Mode, Sample, alternate, enlarge, pieces
+from osio_moves import BURST, Busy, Load, Mode, Sample, alternate, enlarge, pieces
 from osio_rows import Row, move_rows
 
 from rnsfast.osio.checksum import complement, word_sum
@@ -39,6 +39,7 @@ MTU: Final = 9000  # so that packets of 8192 bytes fit
 HEADERS: Final = 28  # bytes of IPv4 and UDP
 LIMIT: Final = 300.0  # seconds
 BATCH: Final = 64  # the default
+BUSY: Final = "tun read, busy thread"
 
 
 class _Device(Load):
@@ -231,19 +232,24 @@ def inside(options: dict[str, Any]) -> dict[str, Any]:
         fd = device.io.fileno()
         kinds: tuple[tuple[str, type[TunRead] | type[TunWrite]], ...] = (("tun read", TunRead), ("tun write", TunWrite))
         for name, kind in kinds:
-            if name not in options["workloads"]:
-                continue
-            for size in options["sizes"]:
-                load = kind(fd, size, options["batches"], options["every_mode"])
-                try:
-                    rows += move_rows(name, size, load.baseline, alternate(load, options["rounds"], options["bursts"]))
-                finally:
-                    load.close()
+            if name in options["workloads"]:
+                for size in options["sizes"]:
+                    rows += moves(name, kind(fd, size, options["batches"], options["every_mode"]), size, options)
+        if BUSY in options["workloads"]:
+            with Busy():
+                rows += moves(BUSY, TunRead(fd, 64, (BATCH,), True), 64, options)
         if "tun echo" in options["workloads"]:
-            rows += echo(fd, options["rounds"], options["pings"])
+            rows += echo(fd, options["echoes"], options["pings"])
     finally:
         device.close()
     return {"rows": rows, "notes": notes}
+
+
+def moves(name: str, load: Load, size: int, options: dict[str, Any]) -> list[Row]:
+    try:
+        return move_rows(name, size, load.baseline, alternate(load, options["rounds"], options["bursts"]))
+    finally:
+        load.close()
 
 
 def echo(fd: int, rounds: int, pings: int) -> list[Row]:
