@@ -31,7 +31,7 @@ AGAIN: Final = 5.5  # seconds between two transmissions
 TRANSMISSIONS: Final = 2
 LOCAL_REBROADCASTS: Final = 2  # neighbours at our distance that make ours unnecessary
 ASIDE: Final = 2.0  # seconds after an answer until what was set aside for it goes on
-TICK: Final = 0.05  # seconds; what falls due within one is sent together
+TICK: Final = 0.25  # seconds; what falls due within one is sent together: a call for each interface costs more
 LIMIT: Final = 16_384  # announces; the one longest in the table gives way
 
 _BLOB_AT: Final = 74  # offset of the random blob in an announce's data

@@ -87,7 +87,7 @@ class Transport:
             return False
         if kind == DATA and packet.destination == TUNNEL_DESTINATION and packet.flags >> 2 & 3 == PLAIN:
             self.tunnels.receive(port, packet.data, now)
-            self.wake(now)
+            self.wake(now + CLEANING)
             return True
         return False
 
@@ -107,7 +107,7 @@ class Transport:
         path.heard_at = now + engine.unix_offset
         path.port.send(onward)
         self.relay.forwarded += 1
-        self.wake(now)
+        self.wake(now + CLEANING)
         return True
 
     def _link_proof(self, port: Port, packet: Packet, raw: bytes, now: float) -> None:
@@ -141,7 +141,7 @@ class Transport:
             return False
         if not intake.hold(destination, raw):
             return False
-        self.wake(now)
+        self.wake(intake.due)
         return True
 
     def announce_heard(self, packet: Packet, now: float) -> None:
@@ -158,14 +158,14 @@ class Transport:
                 self.announces.rebroadcast(destination, received_from, path.hops, raw, now, jitter)
         self.searches.found(destination, path, now)
         self.tunnels.path_taken(port, destination, path, unix_time)
-        self.wake(now)
+        self.wake(self.announces.due)
 
     # ------------------------------------------------------------------ path requests
 
     def path_requested(self, port: Port, request: PathRequest, tag: bytes, now: float) -> None:
         """Somebody looks for a destination that is not ours."""
         self.searches.requested(port, request, tag, now)
-        self.wake(now)
+        self.wake(min(self.announces.due, now + CLEANING))
 
     def _ask(self, destination: bytes, except_for: Port | None, now: float) -> None:
         """Have a path request made, not too many at once."""
@@ -189,9 +189,9 @@ class Transport:
 
     # ------------------------------------------------------------------ time
 
-    def wake(self, now: float) -> None:
-        """Something was added that may fall due."""
-        self.engine.timers.arm(self, max(self._next(), now))
+    def wake(self, when: float) -> None:
+        """Something was added that falls due then."""
+        self.engine.timers.arm(self, when)
 
     def _next(self) -> float:
         due = min(
