@@ -24,6 +24,7 @@ class Exit(IntEnum):
     REFUSED = 6  # the receiver does not want the file
     NODE = 7  # the node cannot start with this configuration; for `status`: none runs, or none that answers
     UNKNOWN = 8  # everything was sent, the receiver did not say what became of it
+    DEVICE = 9  # the TUN device cannot be opened or set up, or it is gone
 
 
 class CommandError(click.ClickException):

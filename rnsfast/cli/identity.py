@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import click
 
@@ -41,6 +42,17 @@ def show(file: str) -> None:
 def _show(shown: Identity) -> None:
     click.echo(f"hash        {shown.hash.hex()}")
     click.echo(f"public key  {shown.public_key.hex()}")
+
+
+def own_identity(path: Path) -> Identity:
+    """The identity of a service of the node that is given none: made once, kept with the node's files."""
+    if not path.exists():
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_new(str(path), Identity().private_key)
+        except OSError as error:
+            raise CommandError(f"{path} cannot be written: {error.strerror}", Exit.FILE) from error
+    return load_identity(path)
 
 
 def write_new(path: str, data: bytes) -> None:

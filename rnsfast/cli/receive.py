@@ -26,9 +26,8 @@ from rnsfast.cli.common import (
     start_node,
 )
 from rnsfast.cli.exits import CommandError, Exit, printable
-from rnsfast.cli.identity import write_new
+from rnsfast.cli.identity import own_identity
 from rnsfast.cli.progress import choose_display, size_text, time_text
-from rnsfast.crypto.identity import Identity
 from rnsfast.files.errors import NotStored
 from rnsfast.files.receiver import MAX_TRANSFERS, Receiver
 from rnsfast.files.reception import Arriving, Report
@@ -98,7 +97,7 @@ def receive(
         try:
             receiver = Receiver(
                 node,
-                load_identity(identity) if identity is not None else _own_identity(home / OWN_IDENTITY),
+                load_identity(identity) if identity is not None else own_identity(home / OWN_IDENTITY),
                 directory,
                 allow=allowed,
                 max_size=max_size,
@@ -126,17 +125,6 @@ def _check_directory(directory: Path) -> None:
         raise CommandError(f"{directory} is not a directory", Exit.FILE)
     if not os.access(directory, os.W_OK | os.X_OK):
         raise CommandError(f"{directory} cannot be written to", Exit.FILE)
-
-
-def _own_identity(path: Path) -> Identity:
-    """The identity that a node receives under if it is given none: made once, kept with the node's files."""
-    if not path.exists():
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_new(str(path), Identity().private_key)
-        except OSError as error:
-            raise CommandError(f"{path} cannot be written: {error.strerror}", Exit.FILE) from error
-    return load_identity(path)
 
 
 def _serve(receiver: Receiver, events: Events, once: bool, interval: float) -> int:

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from rnsfast.crypto.identity import Identity
+from rnsfast.gateway.device import IPV6_MTU
+from rnsfast.gateway.door import tunnel_hash
 from rnsfast.gateway.icmp import Bucket, too_big
 from rnsfast.gateway.ip import Gate, Network
-from rnsfast.gateway.links import Links, State, tunnel_hash
+from rnsfast.gateway.links import Links, State
 from rnsfast.gateway.lost import Lost
 from rnsfast.gateway.messages import MAX_PACKET, Address, Hello, bundle
 from rnsfast.node.node import Node
@@ -26,14 +28,15 @@ from rnsfast.osio.poller import READ
 
 log = logging.getLogger(__name__)
 
-IPV6_MTU: Final = 1280  # bytes of packets that every IPv6 link carries (RFC 8200)
 CLOSE_WITHIN: Final = 5.0  # seconds `close` waits for the reactor
 
 
 class Device(Protocol):
     """What a gateway needs of a TUN device beside its packets. May raise DeviceError."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As the system calls it."""
 
     @property
     def mtu(self) -> int:
@@ -97,6 +100,7 @@ class Gateway:
         self._size = self._mdu = 0
         self._paused = False
         self._closed = False
+        self.is_device_gone = False  # under us: then the gateway has closed itself
         self._warned = ""
 
     def start(self) -> Gateway:
@@ -227,6 +231,7 @@ class Gateway:
     def _device_gone(self, error: OSError) -> None:
         if self._closed:
             return
+        self.is_device_gone = True
         self._changed(State.FAILED, f"the device {self.device.name} is gone ({error.strerror or error})")
         self._close()
 
@@ -303,4 +308,6 @@ class Gateway:
         if self.state is State.FAILED and state is State.CLOSED:
             return
         self.state = state
+        if state is State.UP:
+            sentence = f"{sentence}, device {self.device.name} MTU {self._size}"
         self._on_change(state, sentence)

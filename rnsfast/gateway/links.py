@@ -6,7 +6,6 @@ does what follows from it, so no event can be missed and none comes at a wrong m
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import Final
 from rnsfast.crypto.identity import Identity
 from rnsfast.errors import LinkClosed, NodeClosed
 from rnsfast.gateway.dialer import Dialer
+from rnsfast.gateway.door import APP, ASPECT, Door
 from rnsfast.gateway.end import GREETINGS, PARTING, End
 from rnsfast.gateway.lost import Lost
 from rnsfast.gateway.messages import (
@@ -37,19 +37,10 @@ from rnsfast.gateway.messages import (
 from rnsfast.node.link import Link
 from rnsfast.node.node import Node
 from rnsfast.node.reactor import Call
-from rnsfast.wire.names import destination_hash, name_hash
 
-log = logging.getLogger(__name__)
-
-APP, ASPECT = "rnsfast", "tun"
-NAME: Final = name_hash(APP, ASPECT)
-MAX_ARRIVING: Final = 16  # links whose initiator has not said who it is; further ones are closed
-IDENTIFY_WITHIN: Final = 15.0  # seconds
 ANNOUNCE_INTERVAL: Final = 1800.0  # seconds
 ANNOUNCE_PAUSE: Final = 5.0  # seconds between announces at least, however often interfaces come up
 ANNOUNCE_AFTER: Final = 0.5  # seconds from a connection to the announce: a stock client drops one that speaks at once
-LOG_PAUSE: Final = 60.0  # seconds between two lines about the same address
-LOGGED: Final = 256  # addresses for which that is remembered
 LEFT: Final[dict[int, str]] = {
     Reason.SHUT_DOWN: "the peer was shut down",
     Reason.BUSY: "the peer has a tunnel with somebody else",
@@ -66,11 +57,6 @@ class State(Enum):
     RETRYING = "retrying"
     FAILED = "failed"
     CLOSED = "closed"
-
-
-def tunnel_hash(identity: Identity) -> bytes:
-    """The address of the tunnel end that has this identity, 16 bytes."""
-    return destination_hash(NAME, identity.hash)
 
 
 class Links:
@@ -100,13 +86,11 @@ class Links:
         changed: Callable[[State, str], None],
     ) -> None:
         self._node, self._reactor, self._identity = node, node._reactor, identity
-        self._allowed = frozenset((peer, *allow))
         self._lost, self._hello, self._deliver, self._looked, self._changed = lost, hello, deliver, looked, changed
         self.current: End | None = None  # what packets go out on
         self.ends: list[End] = []  # those let in and those of ours; few, since each replaces another
-        self._arriving: dict[Link, float] = {}  # since when; at most MAX_ARRIVING
+        self._door = Door((peer, *allow), lost, self._let_in)
         self._serial = 0
-        self._logged: dict[bytes, float] = {}  # at most LOGGED
         self._rung = False
         self._closed = False
         self._timer: Call | None = None  # for `_timer_at`
@@ -144,11 +128,11 @@ class Links:
         with reactor.lock:
             if reactor.closed:
                 return
-            links = [*self._arriving, *(end.link for end in self.ends), *self._dialer.links]
+            links = [*self._door.links, *(end.link for end in self.ends), *self._dialer.links]
             for waitable in (self._waiter, *links):
                 waitable.watch(self.ring)
             ports = frozenset(id(port) for port in reactor.engine.ports if port.online)
-        due = [self._judge_arriving(now), self._tend(now), self._announce(now, ports)]
+        due = [self._door.judge(now), self._tend(now), self._announce(now, ports)]
         self._choose(now)
         due.append(self._dial(now, ports))
         self._arm(min([*due, *(end.close_at for end in self.ends)]))
@@ -194,66 +178,39 @@ class Links:
     # ------------------------------------------------------------------ links that others open
 
     def _arrive(self, link: Link) -> None:
-        if self._closed or len(self._arriving) >= MAX_ARRIVING:
-            self._lost[Lost.LINK_TOO_MANY] += not self._closed
+        if self._closed:
             link.close()
-            return
-        self._arriving[link] = self._reactor.now()
-        self.ring()
+        else:
+            self._door.arrive(link, self._reactor.now())
+            self.ring()
 
-    def _judge_arriving(self, now: float) -> float:
-        due = inf
-        for link, since in list(self._arriving.items()):
-            identity = link.remote_identity
-            if identity is not None or not link._engine.is_open or now >= since + IDENTIFY_WITHIN:
-                del self._arriving[link]
-                if identity is not None:
-                    self._let_in(link, tunnel_hash(identity), now)
-                elif link._engine.is_open:
-                    self._lost[Lost.LINK_UNIDENTIFIED] += 1
-                    link.close()
-            else:
-                due = min(due, since + IDENTIFY_WITHIN)
-        return due
-
-    def _let_in(self, link: Link, remote: bytes, now: float) -> None:
+    def _let_in(self, link: Link, remote: bytes) -> None:
         if len(self.ends) >= MAX_ENDS:
             self._lost[Lost.LINK_TOO_MANY] += 1
             link.close()
-        elif remote not in self._allowed:
-            self._lost[Lost.LINK_NOT_ALLOWED] += 1
-            self._log(remote, now, "link from %s refused: it is not allowed to use this tunnel")
-            link.close()
         else:
-            self._add(link, remote, now)
+            self._add(link, remote, self._reactor.now())
 
     def _is_busy(self, remote: bytes) -> bool:
         return any(end.is_ready and end.remote != remote for end in self.ends)
 
     def _refuse(self, end: End, reason: Reason, counter: Lost, now: float, sentence: str) -> None:
         self._lost[counter] += 1
-        self._log(end.remote, now, sentence)
+        self._door.log(end.remote, now, sentence)
         self._say(end, Bye(reason))
         self._drop(end, sentence % end.remote.hex(), now)
 
     def _drop(self, end: End, why: str, now: float) -> None:
-        """Close a link before its time; if it was ours, the next attempt waits a while."""
+        """Close a link before its time; if it was the peer's or ours, the next attempt waits a while."""
         with self._reactor.turn as turn:
             end.link._engine.close(turn, why)
         if end in self.ends:
             self.ends.remove(end)
         if end is self.current:
             self.current = None
-        self._dialer.failed(why, now)
+        if end.remote == self._dialer.peer:
+            self._dialer.failed(why, now)
         self.ring()
-
-    def _log(self, remote: bytes, now: float, sentence: str) -> None:
-        if now - self._logged.get(remote, -inf) >= LOG_PAUSE:
-            self._logged.pop(remote, None)
-            if len(self._logged) >= LOGGED:
-                del self._logged[next(iter(self._logged))]
-            self._logged[remote] = now
-            log.warning(sentence, remote.hex())
 
     # ------------------------------------------------------------------ links there are
 
@@ -464,10 +421,10 @@ class Links:
         for end in self.ends:
             if end.is_open and end.hello is not None:
                 self._say(end, Bye(Reason.SHUT_DOWN))
-        for link in (*self._arriving, *(end.link for end in self.ends), *self._dialer.links):
+        for link in (*(end.link for end in self.ends), *self._dialer.links):
             link.close()
         self.ends.clear()
-        self._arriving.clear()
+        self._door.close()
         self.current = None
         self.inbox.close()
         self._node._listener.drop_path_waiter(self._dialer.peer, self._waiter)
