@@ -87,22 +87,6 @@ class Far:
         self.kill()
 
 
-class Seen:
-    """When something was first and last handled."""
-
-    def __init__(self) -> None:
-        self._first = self._last = 0.0
-
-    def now(self) -> None:
-        self._last = perf_counter()
-        if not self._first:
-            self._first = self._last
-
-    @property
-    def seconds(self) -> float:
-        return self._last - self._first
-
-
 def say(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
 
@@ -212,18 +196,17 @@ def sink(options: dict[str, Any]) -> None:
     """Counts packets, with the work of parsing each. `batch`: packets a call."""
     sock = listening()
     io = open_backend(Kind.DATAGRAM, sock, max_batch=options["batch"], peers=False)
-    count, seen = 0, Seen()
+    count = 0
 
     def handle(batch: RxBatch) -> None:
         nonlocal count
         for item in batch.take_all():
             parse_packet(item)
             count += 1
-        seen.now()
 
     began = process_time()
     serve(io, handle, port=sock.getsockname()[1])
-    say(packets=count, seconds=seen.seconds, cpu=process_time() - began, calls=io.stats.rx_calls)
+    say(packets=count, cpu=process_time() - began, calls=io.stats.rx_calls)
     io.close()
 
 
@@ -274,21 +257,24 @@ def pour(send: Callable[[Sequence[bytes]], Any], packets: Sequence[bytes], rate:
 
 
 def node(options: dict[str, Any]) -> None:
-    """A node with a UDPInterface; its application counts the packets that come. `batch`: its option of that name."""
+    """A node with a UDPInterface; its application counts the packets that come.
+
+    `batch`: its option of that name; 0 for the default, -1 for the default without joined packets.
+    """
     from interop.harness import udp, write_config
     from rnsfast import PLAIN as PLAIN_KIND
     from rnsfast import Node
 
     with tempfile.TemporaryDirectory(prefix="rnsfast-bench-") as directory:
-        extra = {"batch": options["batch"]} if options["batch"] else {}
+        batch = options["batch"]
+        extra: dict[str, object] = {"batch": batch} if batch > 0 else {"segmentation": batch == 0}
         config = write_config(Path(directory), [udp(options["listen"], options["forward"], **extra)])
         with Node(config) as here:
-            count, seen = 0, Seen()
+            count = 0
 
             def arrived(data: bytes) -> None:
                 nonlocal count
                 count += 1
-                seen.now()
 
             here.register(None, *NAME, kind=PLAIN_KIND).on_packet(arrived)
             began = process_time()
@@ -296,7 +282,7 @@ def node(options: dict[str, Any]) -> None:
             sys.stdin.read()
             connection = here.status()["interfaces"][0]["connection"]
             spent = process_time() - began
-            say(packets=count, seconds=seen.seconds, cpu=spent, calls=connection["rx_calls"])
+            say(packets=count, cpu=spent, calls=connection["rx_calls"])
 
 
 ROLES: Final = {"echo": echo, "echo-tun": echo_tun, "sink": sink, "flood": flood, "node": node}

@@ -7,7 +7,7 @@ The sender is the same in all: it hands bursts over, and says how fast it really
     raw     back end to back end; the receiver parses each packet
     nodes   two nodes with a UDPInterface each; an application takes the packets of a PLAIN destination. The sending
             node gets its packets as a node that forwards does, in its port's queue: an application alone offers less
-            than the limit
+            than the limit. "Not joined" is a receiver that takes single datagrams (`segmentation = no`)
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ SWEEP_TIMES: Final = 8.0  # the same for the sweep
 SWEEP: Final = "udp overload, sweep"
 FLOOD: Final = 400_000.0  # packets a second to find the limit with
 AFTER: Final = 0.3  # seconds that the receiver may work on what has arrived
-ONE, MANY = "one by one", "default batch"
+ONE, MANY, UNJOINED = "one by one", "default batch", "default batch, not joined"
+DEFAULT, WITHOUT_RUNS = 0, -1  # instead of a batch: the default; the default, and nothing is joined or cut
 
 Send = Callable[[Sequence[bytes]], Any]
 
@@ -51,7 +52,6 @@ class Delivery:
     offered: int
     rate: float  # packets a second that were really offered
     delivered: int
-    busy: float  # seconds from the first to the last that was handled
     cpu: float  # seconds of the receiver
     calls: int
 
@@ -107,7 +107,7 @@ def run(kind: str, batch: int, packets: Sequence[bytes], rate: float) -> Deliver
         while perf_counter() < end:
             pass  # the sender stays as busy as it was
         found = far.finish()
-    return Delivery(len(packets), len(packets) / took, found["packets"], found["seconds"], found["cpu"], found["calls"])
+    return Delivery(len(packets), len(packets) / took, found["packets"], found["cpu"], found["calls"])
 
 
 def overload(kind: str, rounds: int, seconds: float) -> tuple[list[Row], float]:
@@ -116,18 +116,20 @@ def overload(kind: str, rounds: int, seconds: float) -> tuple[list[Row], float]:
     limit = find_limit(kind, seconds)
     rate = TIMES * limit
     packets = load_packets(int(rate * seconds))
-    found: dict[str, list[Delivery]] = {ONE: [run(kind, 1, packets, rate)], MANY: []}
+    modes = {MANY: DEFAULT, UNJOINED: WITHOUT_RUNS} if kind == "nodes" else {MANY: DEFAULT}
+    found: dict[str, list[Delivery]] = {ONE: [run(kind, 1, packets, rate)]}
     for _ in range(rounds):
-        found[MANY].append(run(kind, 0, packets, rate))
-        found[ONE].append(run(kind, 1, packets, rate))
+        for pair, batch in modes.items():
+            found.setdefault(pair, []).append(run(kind, batch, packets, rate))
+            found[ONE].append(run(kind, 1, packets, rate))
     return [row(workload, SIZE, ONE, "limit", limit, "1/s"), *delivery_rows(workload, found)], limit
 
 
 def find_limit(kind: str, seconds: float) -> float:
-    """Packets a second that are taken one by one: the best of three runs, since other processes only make it less."""
+    """Packets that are taken one by one in a second of processor time: what a processor of its own could take."""
     packets = load_packets(int(FLOOD * seconds / 2))
     runs = [run(kind, 1, packets, FLOOD) for _ in range(3)]
-    return max(found.delivered / found.busy for found in runs)
+    return statistics.median(found.delivered / found.cpu for found in runs)
 
 
 def sweep(batches: Sequence[int], rounds: int, seconds: float, limit: float) -> list[Row]:
@@ -148,9 +150,9 @@ def delivery_rows(workload: str, found: dict[str, list[Delivery]]) -> list[Row]:
             ("offered", lambda run: run.rate, "1/s"),
             ("delivered", lambda run: run.share, "of the offered"),
             ("lost", lambda run: 1 - run.share, "of the offered"),
-            ("cpu a bit", lambda run: run.cpu / (run.delivered * SIZE * 8) * 1e9, "ns"),
-            ("cpu a packet", lambda run: run.cpu / run.delivered * 1e9, "ns"),
-            ("calls a packet", lambda run: run.calls / run.delivered, "calls"),
+            ("cpu a bit", lambda run: run.cpu / (max(run.delivered, 1) * SIZE * 8) * 1e9, "ns"),
+            ("cpu a packet", lambda run: run.cpu / max(run.delivered, 1) * 1e9, "ns"),
+            ("calls a packet", lambda run: run.calls / max(run.delivered, 1), "calls"),
         )
         rows += [row(workload, SIZE, pair, name, statistics.median(map(of, runs)), unit) for name, of, unit in figures]
     return rows
