@@ -68,31 +68,34 @@ class Dialer:
     def attend(self, now: float, ports: frozenset[int], *, wanted: bool) -> Link | None:
         """Do what is due. Returns a link that has just been established."""
         self.due = inf
-        link = self._pending
         news = self._news(ports)
-        if link is not None:
-            if link.is_active:
-                self._pending = None
-                if wanted:
-                    return link
-                link.close()
-            elif not wanted:
-                self._pending = None
-                link.close()
-            elif not link._engine.is_open:
-                self._pending = None
-                self.failed(f"{self.peer.hex()} did not answer the link request", now)
-            elif self._is_better(news):  # the peer has begun anew, or an interface that swallowed the request has
-                self._pending = None
-                link.close()
-            else:
-                return None
-        if not wanted or self.fault is not None:
-            return None
-        if now < self._retry_at and not self._is_better(news):
+        if self._pending is not None:
+            link = self._look_at(self._pending, news, now, wanted)
+            if link is not None or self.links:
+                return link
+            news = self._news(ports)  # giving a link up may give up the path
+        if not wanted:
+            self._tried = news  # what is known while there is a link is no news when it ends
+        elif self.fault is None and (now >= self._retry_at or self._is_better(news)):
+            self._attempt(news, now)
+        elif self.fault is None:
             self.due = self._retry_at
+        return None
+
+    def _look_at(self, link: Link, news: News, now: float, wanted: bool) -> Link | None:
+        """What has become of the link asked for: it if it is there, and is forgotten as pending unless it still is."""
+        if wanted and link.is_active:
+            self._pending = None
+            return link
+        if not link._engine.is_open:
+            self.failed(f"{self.peer.hex()} did not answer the link request", now)
+        elif wanted and news[0] is None:
+            self.failed("the interface that leads to the peer is down", now)
+        elif wanted and not self._is_better(news):
             return None
-        self._attempt(news, now)
+        # Else it is not needed, or the peer has begun anew, or an interface that swallowed the request has.
+        self._pending = None
+        link.close()
         return None
 
     def _is_better(self, news: News) -> bool:

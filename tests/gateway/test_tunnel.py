@@ -403,6 +403,34 @@ def test_the_peer_comes_back_after_a_restart(tunnel: Tunnel) -> None:
     tunnel.agree(one, again)
 
 
+def test_an_announce_heard_while_the_tunnel_was_up_is_no_news_when_it_ends(tunnel: Tunnel) -> None:
+    one, two = tunnel.up()
+    tunnel.pass_time(0.6)
+    two.links.inbox.announce()
+    tunnel.settle()
+    two.gateway.close()
+    one.until(State.RETRYING)
+    tunnel.settle()
+    assert one.news.empty() and one.gateway.state is State.RETRYING
+
+
+def test_a_request_that_an_interface_swallowed_is_repeated_when_it_is_back(tunnel: Tunnel) -> None:
+    one, two = tunnel.make()
+    tunnel.pair.to_b.drop = tunnel.pair.to_a.drop = lambda raw: raw[0] & 3 == 2  # link requests
+    one.gateway.start()
+    two.gateway.start()
+    tunnel.pass_time(1.1)
+    one.until(State.CONNECTING)
+    tunnel.pair.end_b.close()
+    assert "the interface that leads to the peer is down" in one.until(State.RETRYING)
+    tunnel.pair.to_b.drop = tunnel.pair.to_a.drop = None
+    tunnel.pair.end_b.start(tunnel.pair.b._reactor)
+    one.until(State.UP)
+    two.until(State.UP)
+    assert one.device.mtu == 16303  # over a path: a request sent without one offers the smallest packets only
+    tunnel.agree(one, two)
+
+
 def test_a_peer_that_has_silently_gone_is_noticed_ten_seconds_after_a_packet(tunnel: Tunnel) -> None:
     one, two = tunnel.up()
     tunnel.pass_time(30)  # quiet: nothing is sent, nothing suspected
