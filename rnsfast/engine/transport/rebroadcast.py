@@ -100,6 +100,8 @@ class AnnounceTable:
 
     def answer(self, destination: bytes, hops: int, raw: bytes, port: Port, due: float) -> None:
         """Tell `port` about a path of ours, once. What waits for the same destination waits on."""
+        if hops >= MAX_HOPS:
+            return  # nobody would take it
         flag, data = payload_of(raw)
         entry = Entry(destination, b"", hops, flag, data, due)
         entry.retries, entry.is_response, entry.attached = TRANSMISSIONS - 1, True, port

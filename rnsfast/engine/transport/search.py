@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from rnsfast.engine.known import Path
 from rnsfast.engine.port import Mode
 from rnsfast.engine.transport.rebroadcast import packet_of, payload_of
-from rnsfast.wire.packet import CTX_NONE, CTX_PATH_RESPONSE, DATA, MTU, PLAIN, make_raw
+from rnsfast.wire.packet import CTX_NONE, CTX_PATH_RESPONSE, DATA, MAX_HOPS, MTU, PLAIN, make_raw
 from rnsfast.wire.pathrequest import PATH_REQUEST_DESTINATION, PathRequest, build_path_request
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Searches:
         """An announce was taken: tell who waits for it, at once."""
         self.in_flight.pop(destination, None)
         waiting = self.waiting.pop(destination, None)
-        if waiting is None or now > waiting.deadline:
+        if waiting is None or now > waiting.deadline or path.hops >= MAX_HOPS:
             return
         flag, data = payload_of(path.announce)
         own = self._transport.engine.transport_id

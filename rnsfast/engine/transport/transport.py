@@ -22,7 +22,7 @@ from rnsfast.engine.transport.search import Searches
 from rnsfast.engine.transport.tunnels import Tunnels
 from rnsfast.wire.announce import Announce
 from rnsfast.wire.drop import Drop
-from rnsfast.wire.packet import CTX_LRPROOF, CTX_PATH_RESPONSE, DATA, LINKREQUEST, PLAIN, PROOF, Packet
+from rnsfast.wire.packet import CTX_LRPROOF, CTX_PATH_RESPONSE, DATA, LINKREQUEST, PLAIN, PROOF, SINGLE, Packet
 from rnsfast.wire.pathrequest import PathRequest
 from rnsfast.wire.tunnel import TUNNEL_DESTINATION
 
@@ -79,7 +79,8 @@ class Transport:
         """A packet that the relay left and the filter let through. True if that is all that happens to it."""
         kind = packet.flags & 3
         if kind == LINKREQUEST:
-            return packet.transport_id is not None and self._link_request(port, packet, raw, now)
+            for_others = packet.transport_id is not None and packet.flags >> 2 & 3 == SINGLE
+            return for_others and self._link_request(port, packet, raw, now)
         if kind == PROOF:
             if packet.context == CTX_LRPROOF and packet.destination in self.links:
                 self._link_proof(port, packet, raw, now)
@@ -94,7 +95,7 @@ class Transport:
     def _link_request(self, port: Port, packet: Packet, raw: bytes, now: float) -> bool:
         """A link that runs through this node."""
         engine = self.engine
-        if (packet.destination, packet.flags >> 2 & 3) in engine.destinations:
+        if (packet.destination, SINGLE) in engine.destinations:
             return False
         path = engine.paths.usable(packet.destination)
         if path is None:
