@@ -100,14 +100,15 @@ def pinned() -> Iterator[tuple[int | None, int | None]]:
 
 
 def echo_rows(workload: str, base: str, found: dict[str, list[Round]]) -> list[Row]:
-    """Medians of each mode, and the spread of the baseline with itself, which is what noise looks like."""
+    """Medians of each mode; noise is how far the middle half of the baseline's rounds is spread."""
     rows: list[Row] = []
     for pair, results in found.items():
         for percent in PERCENTILES:
             values = [result.values[percent] for result in results]
             rows.append(row(workload, SIZE, pair, f"round trip p{percent}", statistics.median(values), "us"))
             if pair == base and len(values) > 1:
-                spread = (max(values) - min(values)) / statistics.median(values)
+                low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+                spread = (high - low) / statistics.median(values)
                 rows.append(row(workload, SIZE, pair, f"spread of p{percent}", spread, "of the median"))
         rows.append(row(workload, SIZE, pair, "lost", sum(result.lost for result in results), "pings"))
     return rows
