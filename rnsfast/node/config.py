@@ -43,7 +43,6 @@ MIN_BLACKHOLE_INTERVAL: Final = 120.0  # seconds (protocol 07, section 2.2)
 #: What this version does not do: whoever asks for it is told. `share_instance` is not here, since every file has it.
 NOT_YET: Final = {
     "enable_remote_management": "remote management is not available in this version yet",
-    "respond_to_probes": "the probe responder is not available in this version yet",
     "publish_blackhole": "blackhole lists are not available in this version yet",
     "discover_interfaces": "interface discovery is not available in this version yet",
     "autoconnect_discovered_interfaces": "interface discovery is not available in this version yet",
@@ -346,6 +345,8 @@ def _node_config(main: Section, logging: Section, warnings: list[str]) -> NodeCo
     for key in ("remote_management_allowed", "blackhole_sources", "interface_discovery_sources"):
         values[key] = _hashes(main, key)
     warnings += [main.note(key, sentence) for key, sentence in NOT_YET.items() if values[key]]
+    if values["respond_to_probes"] and not values["enable_transport"]:
+        warnings.append(main.note("respond_to_probes", "has no effect without enable_transport"))
     warnings += unknown_options(main, RETICULUM_KEYS)
     warnings += unknown_options(logging, LOGGING_KEYS)
     return NodeConfig(**values)

@@ -32,6 +32,7 @@ from rnsfast.node.destinations import Inbox, Outbox
 from rnsfast.node.dispatch import Dispatcher
 from rnsfast.node.link import Link
 from rnsfast.node.listener import AnnounceHandler, NodeListener
+from rnsfast.node.management import Management
 from rnsfast.node.paths import PathSearch
 from rnsfast.node.reactor import Reactor
 from rnsfast.node.storage import Storage
@@ -85,6 +86,7 @@ class Node:
         self._given: list[Interface] = []
         self._storage: Storage | None = None
         self._control: ControlSocket | None = None
+        self._management: Management | None = None
         self._started_at = 0.0  # as the reactor counts
         self._state_changed = threading.Condition()
         self._state = "new"  # then starting, running, stopping, stopped
@@ -163,6 +165,8 @@ class Node:
             self.failed.append(FailedInterface(section.name, _kind_of(section), str(error)))
             log.error("%s", error)
         self._reactor.call_at(monotonic() + SAVE_INTERVAL, self._save_later)
+        self._management = Management(self)
+        self._management.start()
         if self._configdir is not None:
             self._control = ControlSocket(self._configdir, reactor, self._look)
             self._control.open()
@@ -237,9 +241,12 @@ class Node:
     def _stop(self, linger: float = 0.0) -> None:
         reactor = self._live
         control, self._control = self._control, None
+        management, self._management = self._management, None
         try:
             if control is not None:
                 control.close()
+            if management is not None:
+                management.stop()
             if reactor is not None:
                 self._end_links(reactor)
                 if linger and not reactor.is_mine(threading.current_thread()):
