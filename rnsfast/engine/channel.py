@@ -1,7 +1,8 @@
 """A reliable, ordered channel on a link, both directions.  Protocol 05.
 
 Where things happen: `receive` takes a batch of channel packets, proves and delivers it; `proved` takes a batch of
-proofs and opens the window; `pump` fills the window from waiting messages and streams; `advance` retransmits.
+proofs and opens the window; `pump` fills the window from waiting messages and streams; `advance` retransmits, and
+proves what was repeated.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ BEYOND: Final = 2 * ACCEPTANCE_SPAN  # messages this far ahead are dropped; clos
 BACKLOG: Final = 64 * 1024 * 1024  # bytes delivered and not consumed; beyond, packets are dropped unproved
 UNOPENED: Final = 1024 * 1024  # bytes kept for stream ids nobody reads yet; beyond, the stream is cut off
 UNOPENED_STREAMS: Final = 64  # stream ids nobody reads yet; beyond, data is dropped and counted
+REPEAT_WAIT: Final = 0.01  # seconds until a repeated message is proved; local, see `_prove_later`
 REFILL: Final = 6  # streams refill the window when a part of it this small is free
 MESSAGE_COST: Final = 64  # bytes each waiting message counts for beside its payload
 
@@ -89,6 +91,7 @@ class Channel:
         self.held: dict[int, bytes] = {}  # early messages by sequence; at most 48
         self.beyond: dict[int, tuple[bytes, bytes]] = {}  # too early to be accepted, with their hashes; at most 47
         self.reach = BEYOND
+        self.repeated: deque[tuple[float, bytes]] = deque()  # hashes to prove, and when; at most BEYOND
         self.readers: dict[int, ReceiveStream] = {}
         self.backlog = 0  # bytes handed up and not consumed
         self.backlog_limit = BACKLOG
@@ -356,7 +359,7 @@ class Channel:
         """Retransmit what has waited too long; tear the link down after the last try. Returns the next deadline."""
         if self.closed:
             return inf
-        again = self._repair(now)
+        again = min(self._repair(now), self.prove_repeated(now))
         for envelope in list(self.ring.values()):
             due = self._due(envelope)
             if now >= due:
@@ -399,6 +402,7 @@ class Channel:
         self._streams.clear()
         self.held.clear()
         self.beyond.clear()
+        self.repeated.clear()
         reason = self.link.closing
         for reader in (*self.readers.values(), *self._unopened.values()):
             if not reader.eof and reader.broken is None:
@@ -417,6 +421,7 @@ class Channel:
         expected, held = self.next_rx, self.held
         hashed = self._hash
         hashes: list[bytes] = []
+        repeated: list[bytes] = []
         ready: list[bytes] = []
         tokens = [raw[19:] for raw in packets]
         authentic = False
@@ -436,14 +441,16 @@ class Channel:
                     expected = self._close_gap(expected, ready)
             elif ahead <= ACCEPTANCE_SPAN:
                 if held.setdefault((expected + ahead) & 0xFFFF, plain) is not plain:
-                    drops[Drop.CHANNEL_DUPLICATE] += 1
+                    repeated.append(token)
+                    continue
             elif ahead < 0x8000:
                 drops[Drop.CHANNEL_TOO_FAR] += 1
                 if ahead < self.reach:
                     self.beyond[(expected + ahead) & 0xFFFF] = plain, hashed(token)
                 continue
             else:
-                drops[Drop.CHANNEL_DUPLICATE] += 1
+                repeated.append(token)
+                continue
             hashes.append(hashed(token))
         if self.beyond and expected != self.next_rx:
             expected = self._admit(expected, ready, hashes)
@@ -454,6 +461,30 @@ class Channel:
             self._deliver(ready)
         if hashes:
             link.prove(hashes)
+        if repeated:
+            drops[Drop.CHANNEL_DUPLICATE] += len(repeated)
+            self._prove_later(list(map(hashed, repeated)), now)
+
+    def _prove_later(self, hashes: list[bytes], now: float) -> None:
+        """Prove repeated messages, but not at once: the peer may have missed the first proof because it was too fast.
+
+        A reference node begins to wait for a proof only after it has sent (protocol 03, T2), and every repeat would
+        meet the same fate until it gives the link up.
+        """
+        self.repeated += [(now + REPEAT_WAIT, each) for each in hashes]
+        while len(self.repeated) > BEYOND:
+            self.repeated.popleft()  # somebody floods; the peer repeats what it needs
+        self.link.engine.timers.arm(self, self.repeated[0][0])
+
+    def prove_repeated(self, now: float) -> float:
+        """Send the proofs that are due; returns when the next ones are."""
+        repeated = self.repeated
+        due: list[bytes] = []
+        while repeated and repeated[0][0] <= now:
+            due.append(repeated.popleft()[1])
+        if due:
+            self.link.prove_now(due)
+        return repeated[0][0] if repeated else inf
 
     def _hash(self, token: bytes) -> bytes:
         """The packet hash of a channel packet of this link, sent or received."""

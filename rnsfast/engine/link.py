@@ -223,8 +223,7 @@ class Link:
         """Tear down from this side; no-op if closed.  Protocol 03, section 13.3."""
         if why is not None and self.is_open:
             self.closing = why
-        if self._unsettled or self._pending is not None:
-            self._prove_unsettled()
+        self._prove_unsettled()
         self.apply(Cause.CLOSE_LOCAL, now)
 
     def arm(self, when: float) -> None:
@@ -443,6 +442,8 @@ class Link:
             for settlement in waiting:
                 signatures = settlement.signing.sign_many(settlement.hashes)
                 self._send_proofs(settlement.hashes, signatures)
+            if self.channel is not None:
+                self.channel.prove_repeated(inf)
 
     def _send_proofs(self, hashes: list[bytes], signatures: list[bytes]) -> None:
         link_id, made = self.link_id, zip(hashes, signatures, strict=True)
@@ -535,6 +536,11 @@ class Link:
         """Have packets received proved, with the others of the batch.  Protocol 03, section 12."""
         if self._signing is not None:
             self._settlement().hashes.extend(hashes)
+
+    def prove_now(self, hashes: list[bytes]) -> None:
+        """Prove packets that came earlier, outside of a batch."""
+        if self._signing is not None and self.is_open:
+            self._send_proofs(hashes, self._signing.sign_many(hashes))
 
     def send_data(self, plain: bytes, now: float) -> Receipt | None:
         """One packet for the application, and its receipt. None if it could not be sent. Size is the caller's."""

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from rnsfast.crypto.token import TokenKey
-from rnsfast.engine.channel import BEYOND, Channel, Envelope, Ticket
+from rnsfast.engine.channel import BEYOND, REPEAT_WAIT, Channel, Envelope, Ticket
 from rnsfast.engine.linkstate import State
 from rnsfast.engine.streams import ReceiveStream, SendStream
 from rnsfast.engine.window import TRIES, Window, timeout
 from rnsfast.wire.channel import is_acceptable, pack_envelope
-from rnsfast.wire.packet import CTX_LINKCLOSE
+from rnsfast.wire.drop import Drop
+from rnsfast.wire.packet import CTX_LINKCLOSE, packet_hash
 from rnsfast.wire.stream import parse_stream
 from tests.engine.support import KEY, NOW, make_link, message, sealed_channel, sent
 from tests.vectors_support import Case, by_name, unhex, vectors
@@ -139,9 +140,10 @@ class Receiving:
         return sealed_channel(pack_envelope(msgtype, sequence, body), self.count.to_bytes(16, "big"))
 
     def give(self, *packets: bytes) -> tuple[list[int], list[bytes]]:
-        """Sequences delivered, proofs sent."""
+        """Sequences delivered, proofs sent; those of repeats come later, and at that moment."""
         known = len(self.recorder.events)
         self.link.engine.receive(self.port, list(packets), NOW)
+        self.channel.prove_repeated(NOW + REPEAT_WAIT)
         delivered = [
             int.from_bytes(payload, "big")
             for name, *args in self.recorder.events[known:]
@@ -210,6 +212,43 @@ def test_every_copy_of_a_delivered_message_is_proved_and_delivered_once() -> Non
     assert receiving.give(first)[0] == [0]
     delivered, proofs = receiving.give(second, first)
     assert delivered == [] and len(proofs) == 2 and len({p[19:51] for p in proofs}) == 2
+
+
+def test_a_repeat_is_proved_a_moment_later_than_the_first_copy() -> None:
+    """A reference node that missed the first proof, because it was too fast, would miss a second fast one, too."""
+    receiving = Receiving(0)
+    engine, port = receiving.link.engine, receiving.port
+    engine.receive(port, [receiving.packet(0), receiving.packet(2)], NOW)
+    assert len(sent(port)) == 2
+    repeats = [receiving.packet(0), receiving.packet(2)]
+    engine.receive(port, repeats, NOW + 1)
+    assert sent(port) == []
+    engine.run_timers(NOW + 1 + REPEAT_WAIT / 2)
+    assert sent(port) == []
+    engine.run_timers(NOW + 1 + REPEAT_WAIT)
+    assert {proof[19:51] for proof in sent(port)} == {packet_hash(raw) for raw in repeats}
+    engine.run_timers(NOW + 2)
+    assert sent(port) == []
+    assert port.drops[Drop.CHANNEL_DUPLICATE] == 2
+
+
+def test_repeats_are_proved_before_a_close() -> None:
+    receiving = Receiving(0)
+    engine, port = receiving.link.engine, receiving.port
+    engine.receive(port, [receiving.packet(0)], NOW)
+    repeat = receiving.packet(0)
+    engine.receive(port, [repeat], NOW)
+    sent(port)
+    receiving.link.close(NOW)
+    assert sent(port)[0][19:51] == packet_hash(repeat)
+
+
+def test_a_flood_of_repeats_is_bounded() -> None:
+    receiving = Receiving(0)
+    engine, port = receiving.link.engine, receiving.port
+    engine.receive(port, [receiving.packet(0)], NOW)
+    engine.receive(port, [receiving.packet(0) for _ in range(3 * BEYOND)], NOW)
+    assert len(receiving.channel.repeated) == BEYOND
 
 
 # ---------------------------------------------------------------------- errors, in the order of the vectors

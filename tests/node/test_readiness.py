@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rnsfast import ChannelFull, Link, LinkClosed, NodeClosed, StreamBroken
+from rnsfast.engine.channel import REPEAT_WAIT
 from rnsfast.engine.linkstate import State
 from rnsfast.engine.window import Window
 from tests.loopback import (
@@ -392,7 +393,9 @@ def test_window_that_shrinks_wakes_nobody(pair: Pair, clock: Clock, sleepers: Sl
     clock.advance(5.0, pair.a)
     shrunk = link.channel._engine.window.size
     assert shrunk < window
-    pair.to_a.wait_held(2 * count)  # every message was repeated, and proved again
+    settle(pair.b)  # every message was repeated
+    clock.advance(REPEAT_WAIT, pair.b)
+    pair.to_a.wait_held(2 * count)  # and proved again
     assert waiting.is_running
     assert sleepers.waits == waits
     sent = link.channel._engine.next_tx
