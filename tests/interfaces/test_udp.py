@@ -116,13 +116,14 @@ def test_an_unusable_choice_of_back_ends_is_said_with_the_section(monkeypatch: p
 
 STOCK = """
 [interfaces]
-  [[UDP Interface]]
-    type = UDPInterface
+  [[Everybody here]]
     enabled = yes
-    listen_ip = 0.0.0.0
-    listen_port = 4242
+    type = UDPInterface
     forward_ip = 255.255.255.255
     forward_port = 4242
+    outgoing = yes
+    listen_port = 4242
+    listen_ip = 0.0.0.0
   [[One device]]
     type = UDPInterface
     interface_enabled = True
