@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -189,11 +190,14 @@ def test_a_connection_survives_an_outage_of_the_carrier(site: Site) -> None:
 
 @pytest.mark.slow
 def test_a_carrier_that_reconnects_brings_the_tunnel_back(site: Site) -> None:
+    if shutil.which("ss") is None:
+        pytest.skip("the command ss is not installed")
     site.up()
     transfer = Transfer(site.a, site.b, 20 * MB, halfway=2 * MB)
     assert transfer.halfway.wait(PATIENCE)
-    with site.a.space.inside():  # every connection of the carrier ends at once
-        subprocess.run(["ss", "-K", "dst", "192.168.77.2"], check=True, capture_output=True, timeout=60)
+    kill = site.a.space.command("ss", "-KH", "dst", "192.168.77.2")  # every connection of the carrier ends at once
+    if not subprocess.run(kill, check=True, capture_output=True, timeout=PATIENCE).stdout:
+        pytest.skip("this kernel ends no connections for ss")
     site.a.line("up: ")
     transfer.check()
 
