@@ -47,6 +47,7 @@ DEFAULT: Final = 64  # packets a batch, of the back ends on Linux
 BUSY: Final = "udp send, busy thread"
 TUN_BUSY: Final = "tun read, busy thread"
 TUN: Final = ("tun read", "tun write", TUN_BUSY, "tun echo")
+MOVES: Final = (*LOADS, "tun read", "tun write")
 WORKLOADS: Final = (*LOADS, BUSY, *TUN, "udp echo", "udp overload, raw", "udp overload, nodes")
 LOAD: Final = 40_000.0  # packets a second beside the loaded echo, unless the limit has been measured
 
@@ -183,31 +184,39 @@ def verdict(name: str, value: float, figures: Figures) -> str:
 
 
 def table(figures: Figures) -> str:
-    """Markdown: the moves with their default batch, then echoes, then overload."""
-    lines = ["| workload | bytes | how | ns a packet | CPU, ns | packets a second | calls a packet | one by one |"]
-    lines.append("|---|---:|---|---:|---:|---:|---:|---:|")
-    busy: list[str] = []
-    for workload in (*LOADS, BUSY, *TUN):
-        for size in figures.sizes(workload):
-            for pair in figures.pairs(workload):
+    """Markdown: the moves with their default batch, then beside a busy thread, then echoes, then overload."""
+    sizes = list(dict.fromkeys(size for workload in MOVES for size in figures.sizes(workload)))
+    lines = ["| ns a packet of | how | " + " | ".join(f"{size} bytes" for size in sizes)]
+    lines[0] += " | at 64: packets a second | CPU, ns a packet | calls a packet |"
+    lines.append("|---|---|" + "---:|" * (len(sizes) + 3))
+    for workload in MOVES:
+        for pair in figures.pairs(workload):
+            if pair[-1].isdigit() and int(pair.split()[-1]) not in (1, DEFAULT):
+                continue
+            cells: list[str] = []
+            for size in sizes:
                 each = figures.get(workload, size, pair, "time a packet")
-                if each is None or (pair[-1].isdigit() and int(pair.split()[-1]) not in (1, DEFAULT)):
-                    continue
-                cpu = figures.get(workload, size, pair, "cpu a packet") or 0.0
-                calls = figures.get(workload, size, pair, "calls a packet") or 0.0
                 times = figures.get(workload, size, pair, "times one by one")
-                shown = "" if times is None else f"{times:.2f}x"
-                if workload in (BUSY, TUN_BUSY):
-                    mean = figures.get(workload, size, pair, "mean time a packet") or 0.0
-                    worst = figures.get(workload, size, pair, "worst time a packet") or 0.0
-                    busy.append(f"| {workload} | {pair} | {each:.0f} | {mean:.0f} | {worst:.0f} |")
-                    continue
-                rates = f"{each:.0f} | {cpu:.0f} | {1e9 / each:,.0f} | {calls:.3f} | {shown}"
-                lines.append(f"| {workload} | {size} | {pair} | {rates} |")
-    if busy:
-        lines += ["", "| 64 bytes, beside a busy thread | how | median, ns a packet | mean | worst sample |"]
-        lines += ["|---|---|---:|---:|---:|", *busy]
-    return "\n".join([*(lines if len(lines) > 2 else []), *echo_table(figures), *overload_table(figures)])
+                cells.append("" if each is None else f"{each:.0f}" if times is None else f"{each:.0f} ({times:.2f}x)")
+            first = figures.get(workload, 64, pair, "packets")
+            if first is not None:
+                cpu = figures.get(workload, 64, pair, "cpu a packet") or 0.0
+                calls = figures.get(workload, 64, pair, "calls a packet") or 0.0
+                cells += [f"{first:,.0f}", f"{cpu:.0f}", f"{calls:.3f}"]
+            lines.append(f"| {workload} | {pair} | " + " | ".join(cells) + " |")
+    tables = (lines[2:] and lines, busy_table(figures), echo_table(figures), overload_table(figures))
+    return "\n".join(line for part in tables for line in part).strip()
+
+
+def busy_table(figures: Figures) -> list[str]:
+    lines: list[str] = []
+    for workload in (BUSY, TUN_BUSY):
+        for pair in figures.pairs(workload):
+            names = ("time a packet", "mean time a packet", "worst time a packet")
+            values = [figures.get(workload, 64, pair, name) or 0.0 for name in names]
+            lines.append(f"| {workload} | {pair} | " + " | ".join(f"{value:,.0f}" for value in values) + " |")
+    head = ["", "| 64 bytes | how | median, ns a packet | mean | worst sample |", "|---|---|---:|---:|---:|"]
+    return [*head, *lines] if lines else []
 
 
 def echo_table(figures: Figures) -> list[str]:
@@ -241,7 +250,7 @@ def sweep_table(figures: Figures) -> str:
     """Markdown: time a packet by the size of the batch."""
     lines = ["| ns a packet | bytes | one by one | " + " | ".join(str(batch) for batch in BATCHES) + " |"]
     lines.append("|---|---:|---:|" + "---:|" * len(BATCHES))
-    for workload in (*LOADS, "tun read", "tun write"):
+    for workload in MOVES:
         pairs = figures.pairs(workload)
         families = dict.fromkeys(pair.rsplit(" ", 1)[0] for pair in pairs if pair[-1].isdigit())
         for family in families:
@@ -299,7 +308,9 @@ def main() -> int:
         print(f"load average before: {os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "", file=sys.stderr)
         outcome = measure(options)
     figures = Figures(outcome["rows"])
-    print(sweep_table(figures) if options.sweep else table(figures))
+    print(table(figures))
+    if options.sweep:
+        print(f"\n{sweep_table(figures)}")
     print()
     for name, value in outcome["ratios"].items():
         print(f"{value:8.3f}  {name}{verdict(name, value, figures)}")
