@@ -27,6 +27,16 @@ class Drop(Enum):
     ENVELOPE_SIZE = "malformed.envelope"
     STREAM_SIZE = "malformed.stream"
     STREAM_COMPRESSION = "malformed.stream_compression"
+    # Interface discovery (protocol 02, 15)
+    DISCOVERY_UNREADABLE = "malformed.discovery"
+    DISCOVERY_TYPE = "discovery.type"
+    DISCOVERY_INCOMPLETE = "discovery.incomplete"
+    DISCOVERY_FIELD = "discovery.field"
+    DISCOVERY_SOURCE = "discovery.source"
+    DISCOVERY_STAMP = "discovery.stamp"
+    DISCOVERY_SEALED = "discovery.sealed"
+    DISCOVERY_BUSY = "discovery.busy"
+    DISCOVERY_REPEATED = "discovery.repeated"
     # Interface access codes (protocol 01, 10.3)
     IFAC_MISSING = "ifac.missing"
     IFAC_UNEXPECTED = "ifac.unexpected"
