@@ -129,7 +129,7 @@ def parse_info(packed: bytes) -> Offer | Drop:
         return Drop.DISCOVERY_TYPE
     if any(FIELDS[field] not in found for field in (*_ALWAYS, *REQUIRED[kind])):
         return Drop.DISCOVERY_INCOMPLETE
-    values = {field: found.get(key) for field, key in FIELDS.items()}
+    values: dict[str, Any] = {field: found.get(key) for field, key in FIELDS.items()}
     if any(values[field] is None for field in REQUIRED[kind]) or not all(map(_fits, values, values.values())):
         return Drop.DISCOVERY_FIELD
     values["name"] = clean_name(values["name"])

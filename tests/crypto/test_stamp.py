@@ -31,5 +31,5 @@ def test_another_subject_needs_another_stamp() -> None:
 
 def test_stamps_of_another_length_and_costs_out_of_reach_are_refused() -> None:
     assert not is_valid(BLOCK, bytes(31), 0) and not is_valid(BLOCK, b"", 0)
-    with pytest.raises(ValueError, match="0..40"):
+    with pytest.raises(ValueError, match=r"0\.\.40"):
         find_stamp(BLOCK, MAX_COST + 1)
