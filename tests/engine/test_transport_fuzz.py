@@ -196,7 +196,7 @@ def check_sent(engine: Engine, port: Port, raw: bytes, fed: dict[bytes, set[int]
         assert raw[34] in (CTX_NONE, CTX_PATH_RESPONSE)
         return
     if target == PLAIN:
-        assert raw[:2] == b"\x08\x00" and raw[2:18] == PATH_REQUEST_DESTINATION and 51 < len(raw) <= 67
+        assert raw[:2] == b"\x08\x00" and raw[2:18] == PATH_REQUEST_DESTINATION and 51 < len(raw) <= 67, raw.hex()
         assert raw[35:51] == engine.transport_id
         return
     assert target in (SINGLE, LINK), raw.hex()

@@ -42,7 +42,7 @@ class Entry:
 
     __slots__ = (
         "aside", "attached", "context_flag", "data", "destination", "due", "hops", "is_response", "local_rebroadcasts",
-        "received_from", "retries",
+        "received_from", "retries", "ticket",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +51,7 @@ class Entry:
         self.destination, self.received_from, self.hops = destination, received_from, hops
         self.context_flag, self.data = context_flag, data
         self.due = due
+        self.ticket = -1  # which place in the queue counts
         self.retries = 0
         self.local_rebroadcasts = 0
         self.is_response = False
@@ -87,7 +88,8 @@ class AnnounceTable:
 
     def _schedule(self, entry: Entry) -> None:
         entry.due = ceil(entry.due / TICK) * TICK
-        heappush(self._heap, (entry.due, next(self._numbers), entry))
+        entry.ticket = next(self._numbers)
+        heappush(self._heap, (entry.due, entry.ticket, entry))
 
     def rebroadcast(
         self, destination: bytes, received_from: bytes, hops: int, raw: bytes, now: float, jitter: float
@@ -129,9 +131,12 @@ class AnnounceTable:
     def due(self) -> float:
         """When `advance` has something to do."""
         heap = self._heap
-        while heap and self.entries.get(heap[0][2].destination) is not heap[0][2]:
+        while heap:
+            due, ticket, entry = heap[0]
+            if entry.ticket == ticket and self.entries.get(entry.destination) is entry:
+                return due
             heappop(heap)
-        return heap[0][0] if heap else inf
+        return inf
 
     def advance(self, now: float) -> None:
         """Send what is due, the nearest first."""

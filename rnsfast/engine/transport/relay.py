@@ -120,7 +120,8 @@ class Relay:
                     else:
                         rest.append(raw)
                     continue
-                if context == CTX_LRPROOF and flags & 3 == PROOF:
+                kind = flags & 3
+                if kind in CONTROL or (context == CTX_LRPROOF and kind == PROOF):
                     rest.append(raw)
                     continue
                 back, on = entry.previous_port, entry.next_port
@@ -165,7 +166,7 @@ class Relay:
                     sent = byte[flags & 0x0F] + byte[hops] + raw[18:]
                 path.heard_at = unix_time
                 reverse.put(digest[:16], port, out, now)
-            elif flags & 0xC3 == PROOF and raw[2:18] in reverse:  # of a packet that went this way
+            elif flags & 0xCF == PROOF and raw[2:18] in reverse:  # of a packet that went this way
                 if not seen.add(full(byte[flags & 0x0F] + raw[2:])):
                     drops[Drop.FILTERED] += 1
                     continue
@@ -178,7 +179,9 @@ class Relay:
             else:
                 rest.append(raw)
                 continue
-            if out in outs:
+            if len(sent) > out.hw_mtu:
+                drops[Drop.TX_TOO_LARGE] += 1
+            elif out in outs:
                 outs[out].append(sent)
             else:
                 outs[out] = [sent]

@@ -22,7 +22,18 @@ from rnsfast.engine.transport.search import Searches
 from rnsfast.engine.transport.tunnels import Tunnels
 from rnsfast.wire.announce import Announce
 from rnsfast.wire.drop import Drop
-from rnsfast.wire.packet import CTX_LRPROOF, CTX_PATH_RESPONSE, DATA, LINKREQUEST, PLAIN, PROOF, SINGLE, Packet
+from rnsfast.wire.packet import (
+    CTX_LRPROOF,
+    CTX_PATH_RESPONSE,
+    DATA,
+    LINK,
+    LINKREQUEST,
+    MTU,
+    PLAIN,
+    PROOF,
+    SINGLE,
+    Packet,
+)
 from rnsfast.wire.pathrequest import PathRequest
 from rnsfast.wire.tunnel import TUNNEL_DESTINATION
 
@@ -82,7 +93,8 @@ class Transport:
             for_others = packet.transport_id is not None and packet.flags >> 2 & 3 == SINGLE
             return for_others and self._link_request(port, packet, raw, now)
         if kind == PROOF:
-            if packet.context == CTX_LRPROOF and packet.destination in self.links:
+            is_of_link = packet.context == CTX_LRPROOF and packet.flags >> 2 & 3 == LINK
+            if is_of_link and packet.destination in self.links:
                 self._link_proof(port, packet, raw, now)
                 return True
             return False
@@ -100,6 +112,9 @@ class Transport:
         path = engine.paths.usable(packet.destination)
         if path is None:
             port.drops[Drop.NO_PATH] += 1
+            return True
+        if len(raw) > MTU:
+            port.drops[Drop.LINK_REQUEST_SIZE] += 1
             return True
         onward = self.links.enter(port, packet, raw, path, now)
         if isinstance(onward, Drop):
