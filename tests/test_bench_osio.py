@@ -34,7 +34,7 @@ def test_json_has_rows_ratios_and_notes(tmp_path: Path) -> None:
         assert isinstance(row["value"], int | float)
     assert all(row["value"] == 0 for row in outcome["rows"] if row["metric"] == "lost")
     assert {row["workload"] for row in outcome["rows"]} == {"tcp flush", "udp receive"}
-    assert {"tcp_flush32_vs_single_64", "udp_recvmmsg_vs_poll_recvfrom_64"} <= set(outcome["ratios"])
+    assert outcome["ratios"]["tcp_flush32_vs_single_64"] > 0
     calls = {(r["workload"], r["pair"]): r["value"] for r in outcome["rows"] if r["metric"] == "calls a packet"}
     assert calls["tcp flush", "send each"] == 1.0
     assert calls["tcp flush", "flush 64"] == 1 / 64

@@ -120,6 +120,11 @@ def udp_socket(host: str = LOOPBACK) -> socket.socket:
     return sock
 
 
+def shown(io: BatchIO, call: str) -> str:
+    """What a back end's rows are called: on Linux by its system call."""
+    return call if io.caps.backend == "linux-mmsg" else io.caps.backend
+
+
 def pieces(items: Sequence[bytes], batch: int) -> list[Sequence[bytes]]:
     return [items[at : at + batch] for at in range(0, len(items), batch)]
 
@@ -145,13 +150,14 @@ class UdpSend:
             single = self._backend(1, segmentation=False)
             self.modes["send_one"] = lambda bursts: self._send_one(single, bursts)
         for batch in batches:
-            self._add(f"sendmmsg {batch}", self._backend(batch, segmentation=False), batch)
+            io = self._backend(batch, segmentation=False)
+            self._add(f"{shown(io, 'sendmmsg')} {batch}", io, batch)
             runs = self._backend(batch, segmentation=True)
             if runs.caps.run_tx > 1:
                 self._add(f"gso {batch}", runs, batch)
             elif not self.notes:
                 self.notes.append("udp send: the system does not cut runs (GSO); those rows are missing")
-            if every_mode:
+            if every_mode and io.caps.backend != "portable":
                 io = PortableDatagramIO(udp_socket(), max_batch=batch, max_packet=size)
                 self._open.append(io)
                 self._add(f"portable {batch}", io, batch)
@@ -247,10 +253,10 @@ class UdpReceive:
         self.modes: dict[str, Mode] = {"poll + recvfrom": lambda bursts: self._recvfrom(bursts, True)}
         if every_mode:
             self.modes["recvfrom"] = lambda bursts: self._recvfrom(bursts, False)
-            self._add("recvmmsg 1", 1, coalescing=False)
+            self._add(1, coalescing=False)
         for batch in batches:
-            self._add(f"recvmmsg {batch}", batch, coalescing=False)
-            self._add(f"gro {batch}", batch, coalescing=True)
+            self._add(batch, coalescing=False)
+            self._add(batch, coalescing=True)
 
     def _fill(self, port: int) -> None:
         if self._source.send(self._items, make_peer(LOOPBACK, port)).state is not TxState.DONE:
@@ -272,7 +278,7 @@ class UdpReceive:
         sample.calls = (2 if polled else 1) * sample.packets
         return sample
 
-    def _add(self, name: str, batch: int, *, coalescing: bool) -> None:
+    def _add(self, batch: int, *, coalescing: bool) -> None:
         sock = udp_socket()
         port = sock.getsockname()[1]
         io = open_backend(
@@ -283,6 +289,12 @@ class UdpReceive:
         if not io.caps.pollable:
             self.notes.append(f"udp receive: {io.caps.backend} cannot be polled; its rows are missing")
             return
+        name = shown(io, "recvmmsg")
+        if coalescing:
+            if io.caps.backend != "linux-mmsg":
+                self.notes.append(f"udp receive: {io.caps.backend} joins nothing (GRO); those rows are missing")
+                return
+            name = "gro"
 
         def mode(bursts: int) -> Sample:
             sample, calls, polls = Sample(), io.stats.rx_calls, 0
@@ -300,10 +312,11 @@ class UdpReceive:
                 sample.packets += BURST
                 sample.lost += BURST - len(kept)
             poller.unwatch(io.fileno())
-            sample.calls = io.stats.rx_calls - calls + polls
+            singly = io.caps.backend == "portable"
+            sample.calls = (sample.packets if singly else io.stats.rx_calls - calls) + polls
             return sample
 
-        self.modes[name] = mode
+        self.modes[f"{name} {batch}"] = mode
 
     def close(self) -> None:
         for io in self._open:
