@@ -169,6 +169,7 @@ NOISE: Final[dict[str, tuple[str, str]]] = {
     "idle_p50_batch_vs_one": ("udp echo, idle", "spread of p50"),
     "idle_p99_batch_vs_one": ("udp echo, idle", "spread of p99"),
 }
+LITTLE: Final = 0.05  # of a round trip: 1 us; a lone packet costs the system one more look for a second
 
 
 def verdict(name: str, value: float, figures: Figures) -> str:
@@ -178,8 +179,8 @@ def verdict(name: str, value: float, figures: Figures) -> str:
     if name in NOISE:
         workload, metric = NOISE[name]
         spread = figures.get(workload, 64, "one by one", metric) or 0.0
-        met = value <= 1 + spread
-        return f"  aim: within noise, which is {spread:.3f}: {'met' if met else 'MISSED'}"
+        met = value <= 1 + max(spread, LITTLE)
+        return f"  aim: within noise, which is {spread:.3f}, or {LITTLE:.0%}: {'met' if met else 'MISSED'}"
     return ""
 
 
