@@ -141,6 +141,15 @@ class PlainCalls:
         return done, 0
 
 
+def choose_calls() -> TunCalls:
+    """The best calls for this system."""
+    if not LibcCalls.usable():
+        return PlainCalls()
+    from rnsfast.osio.tunadaptive import AdaptiveCalls  # which is made of what stands above
+
+    return AdaptiveCalls()
+
+
 class TunIO(PacketIO):
     """The packets of one open TUN descriptor; takes it over.
 
@@ -165,7 +174,7 @@ class TunIO(PacketIO):
             raise ValueError(f"a batch of {max_batch} packets is not within 1..{MAX_BATCH}")
         os.set_blocking(fd, False)
         self._fd = fd
-        self._calls: TunCalls = calls if calls is not None else LibcCalls() if LibcCalls.usable() else PlainCalls()
+        self._calls: TunCalls = choose_calls() if calls is None else calls
         self._vnet = vnet_header
         self._left: list[bytes] = []  # packets of a super-packet for which a batch had no room
         name = self._calls.backend + ("-vnet" if vnet_header else "")
