@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rnsfast.aio.channel import Channel
@@ -125,6 +125,10 @@ class Link:
     def send(self, data: bytes) -> Receipt:
         """Send one packet, at most `mdu` bytes; never waits. The receipt can be awaited."""
         return Receipt(self.sync.send(data))
+
+    def send_many(self, packets: Sequence[bytes]) -> None:
+        """Send packets in order, without receipts; never waits. As `rnsfast.Link.send_many`."""
+        self.sync.send_many(packets)
 
     def on_packet(self, handler: Handler) -> None:
         """Have `handler(data)` called for each packet, in order. Up to 1 MiB that came before is delivered now."""

@@ -12,11 +12,14 @@ import struct
 import subprocess
 import threading
 from collections.abc import Iterator
+from ipaddress import ip_interface, ip_network
 from pathlib import Path
 
 import pytest
 
 from rnsfast.cli.exits import Exit
+from rnsfast.gateway.device import TunnelDevice
+from rnsfast.osio.device import open_tun
 from tests.cli.support import Running, free_port, section, write_config
 from tests.gateway.support import checksum
 from tests.loopback import Worker
@@ -237,3 +240,24 @@ def test_networks_behind_the_peer_and_ipv6(site: Site) -> None:
         inbox.bind(("fd77::1", 0))
         out.sendto(b"hello", inbox.getsockname())
         assert inbox.recv(100) == b"hello"
+
+
+def test_ipv6_comes_back_with_the_size_of_packets() -> None:
+    need_devices()
+    with namespace(ipv6=True) as space:
+        with space.inside():
+            device = TunnelDevice(
+                open_tun("rf0"),
+                [ip_interface("10.77.0.1/24"), ip_interface("fd77::1/64")],
+                [ip_network("fd88::/48"), ip_network("10.88.0.0/16")],
+                None,
+            )
+        try:
+            device.set_mtu(431)
+            assert "10.77.0.1" in space.ip("addr", "show", "rf0") and "fd77::1" not in space.ip("addr", "show", "rf0")
+            device.set_mtu(16303)
+            assert "fd77::1/64" in space.ip("addr", "show", "rf0")
+            assert "fd88::/48 dev rf0" in space.ip("-6", "route", "show")
+            assert "10.88.0.0/16 dev rf0" in space.ip("route", "show")
+        finally:
+            device.close()
