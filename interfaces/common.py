@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from rnsfast.engine.port import Policy, Port
 from rnsfast.interfaces.base import Section
+from rnsfast.interfaces.discovery import DiscoveryOptions
 from rnsfast.wire.ifac import IfacKey
 from rnsfast.wire.mtu import hw_mtu_for_bitrate
 
@@ -103,8 +104,13 @@ class CommonConfig:
     recursive_prs: bool = False
     announces_from_internal: bool = True
     announces_to_internal: bool | None = None
-    discoverable: bool = False
+    discovery: DiscoveryOptions | None = None  # None: it tells nobody of itself
     batch: int | None = None  # packets handed to the system together; None: as the back end prefers
+
+    @property
+    def discoverable(self) -> bool:
+        """Whether it tells others of itself."""
+        return self.discovery is not None
 
     @classmethod
     def from_section(cls, section: Section, defaults: Defaults = BUILT_IN, *, radio: bool = False) -> CommonConfig:
@@ -118,14 +124,16 @@ class CommonConfig:
         for key in LIMITS:
             values[key] = section.number(key, default=getattr(defaults, key))
         target, grace, penalty = _announce_rate(section, defaults)
+        network_name = section.text("network_name", None) or section.text("networkname", None)
+        passphrase = section.text("pass_phrase", None) or section.text("passphrase", None)
         return cls(
             name=section.name,
             mode=mode,
             outgoing=section.boolean("outgoing", True),
             bitrate=_at_least(section.integer("bitrate", default=None), MIN_BITRATE),
             gravity=section.integer("gravity", default=defaults.gravity),
-            network_name=section.text("network_name", None) or section.text("networkname", None),
-            passphrase=section.text("pass_phrase", None) or section.text("passphrase", None),
+            network_name=network_name,
+            passphrase=passphrase,
             ifac_size=_ifac_size(section),
             announce_cap=_announce_cap(section),
             announce_rate_target=target,
@@ -138,10 +146,23 @@ class CommonConfig:
             recursive_prs=section.boolean("recursive_prs", False),
             announces_from_internal=section.boolean("announces_from_internal", True),
             announces_to_internal=section.boolean("announces_to_internal", None),
-            discoverable=discoverable,
+            discovery=DiscoveryOptions.from_section(section, network_name, passphrase) if discoverable else None,
             batch=section.integer("batch", 1, MAX_BATCH, default=None),
             **values,
         )
+
+    @classmethod
+    def by_defaults(cls, name: str, defaults: Defaults, **values: Any) -> CommonConfig:
+        """As a section of that name would have it that says no more than `values`."""
+        rates: dict[str, int | None] = {}
+        if defaults.transport:
+            rates = {
+                "announce_rate_target": defaults.rate_target,
+                "announce_rate_grace": defaults.rate_grace,
+                "announce_rate_penalty": defaults.rate_penalty,
+            }
+        shared = ("gravity", "egress_control", "ic_max_held_announces", *LIMITS)
+        return cls(name=name, **{**{key: getattr(defaults, key) for key in shared}, **rates, **values})
 
 
 def _mode(section: Section) -> int:

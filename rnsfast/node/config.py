@@ -44,8 +44,6 @@ MIN_BLACKHOLE_INTERVAL: Final = 120.0  # seconds (protocol 07, section 2.2)
 NOT_YET: Final = {
     "enable_remote_management": "remote management is not available in this version yet",
     "publish_blackhole": "blackhole lists are not available in this version yet",
-    "discover_interfaces": "interface discovery is not available in this version yet",
-    "autoconnect_discovered_interfaces": "interface discovery is not available in this version yet",
 }
 _SECTIONS: Final = ("reticulum", "logging", "interfaces")
 
@@ -347,6 +345,8 @@ def _node_config(main: Section, logging: Section, warnings: list[str]) -> NodeCo
     warnings += [main.note(key, sentence) for key, sentence in NOT_YET.items() if values[key]]
     if values["respond_to_probes"] and not values["enable_transport"]:
         warnings.append(main.note("respond_to_probes", "has no effect without enable_transport"))
+    if values["autoconnect_discovered_interfaces"] and not values["discover_interfaces"]:
+        warnings.append(main.note("autoconnect_discovered_interfaces", "has no effect without discover_interfaces"))
     warnings += unknown_options(main, RETICULUM_KEYS)
     warnings += unknown_options(logging, LOGGING_KEYS)
     return NodeConfig(**values)

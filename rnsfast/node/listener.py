@@ -39,6 +39,7 @@ class NodeListener:
         self.mailboxes: set[Mailbox] = set()  # whoever takes from these is told when the node is going down
         self._interface_handlers: list[InterfaceHandler] = []
         self._online: set[Port] = set()  # as they were last seen
+        self.on_port_change: Callable[[Port], None] = lambda port: None  # of the node itself; under the lock
 
     def add_announce_handler(self, handler: AnnounceHandler, name: str | None) -> None:
         """`name` None means all."""
@@ -79,6 +80,7 @@ class NodeListener:
             self._online.add(port)
             for handler in self._interface_handlers:
                 self._reactor.enqueue(self.strand, lambda h=handler: h(port.name))  # type: ignore[misc]
+        self.on_port_change(port)
         self.look_again()
 
     def look_again(self) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rnsfast.crypto.identity import Identity
 from rnsfast.engine.destination import Destination, Direction, ProofStrategy
 from rnsfast.errors import IdentityError, StorageError
+from rnsfast.node.discovery import Discovery
 from rnsfast.node.managementwork import Errands
 from rnsfast.wire.packet import SINGLE
 
@@ -40,10 +41,12 @@ class Management:
         self.probe: bytes | None = None  # address of the probe responder
         self._errands = [Errands(self._reactor)]
         self._owed = False  # the last announces reached nobody
+        self.discovery = Discovery(node, self)
 
     def start(self) -> None:
         """Make the destinations and set the deadlines."""
         self._make_destinations()
+        self.discovery.start()
         if not self.destinations:
             return
         self._errands[0].run_at(self._reactor.now() + FIRST_ANNOUNCE, self._announce_in_turn)

@@ -8,22 +8,46 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from rnsfast.node.dispatch import Strand
 
 if TYPE_CHECKING:
-    from rnsfast.node.reactor import Call, Reactor
+    from rnsfast.interfaces.base import Handle
+    from rnsfast.node.reactor import Reactor
 
 PROGRAM_TIMEOUT: Final = 10.0  # seconds for a program of the operator's to print its line
 PROGRAM_OUTPUT: Final = 4096  # bytes of it that are read
+
+
+class Work(Protocol):
+    """What an errand may expect: the time, its turn, and a sign when to end."""
+
+    @property
+    def stopping(self) -> threading.Event:
+        """Set when the node goes down: whatever takes long looks at it."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+
+    def unix_time(self) -> float:
+        """What the engine takes for the time of day."""
+
+    def run(self, errand: Callable[[], None]) -> None:
+        """Have `errand` made soon, after those that wait already."""
+
+    def run_at(self, when: float, errand: Callable[[], None]) -> Handle:
+        """Have `errand` made at `when`, or as soon as its turn comes then."""
+
+    def run_program(self, command: Sequence[str]) -> str:
+        """The first line a program prints. Blocks. Raises OSError."""
 
 
 class Errands:
     """One concern's errands, made one after the other on a callback thread. Different concerns do not wait for each
     other.
 
-    `stopping` is set when the node goes down: whatever takes long looks at it. Threads: all methods may be called from
+    Threads: all methods may be called from
     any thread, with or without the node's lock, but for `run_program`, which blocks.
     """
 
@@ -47,7 +71,7 @@ class Errands:
         if not self.stopping.is_set() and self._strand.append(lambda: self._make(errand)):
             self._reactor.dispatcher.submit(self._strand)
 
-    def run_at(self, when: float, errand: Callable[[], None]) -> Call:
+    def run_at(self, when: float, errand: Callable[[], None]) -> Handle:
         """Have `errand` made at `when`, or as soon as its turn comes then."""
         return self._reactor.call_at(when, lambda: self.run(errand))
 

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -22,6 +23,7 @@ from rnsfast.interfaces.base import Interface
 from rnsfast.node.config import (
     CheckedSections,
     NodeConfig,
+    Section,
     check_sections,
     ensure_layout,
     find_config_dir,
@@ -84,6 +86,7 @@ class Node:
         self._configdir: Path | None = find_config_dir(configdir)
         self._strict = strict
         self._given: list[Interface] = []
+        self._bootstrap: list[tuple[Section, Callable[[], Interface]]] = []  # interfaces only for finding others
         self._storage: Storage | None = None
         self._control: ControlSocket | None = None
         self._management: Management | None = None
@@ -128,7 +131,7 @@ class Node:
         global _serial
         _serial += 1
         name = f"rnsfast-{_serial}"
-        self.failed, self.interfaces = [], []
+        self.failed, self.interfaces, self._bootstrap = [], [], []
         checked: CheckedSections[Callable[[], Interface]] = CheckedSections()
         transport_identity: Identity | None = None
         if self._configdir is not None:
@@ -138,6 +141,7 @@ class Node:
             self._storage = storage
             stored = storage.transport_identity()
             kept = self.config.enable_transport or self.config.static_transport_identity
+            kept = kept or any(section.boolean("discoverable", False) for section, _ in checked.good)
             transport_identity = stored if kept else None  # others know a transport node by it
         self._dispatcher = Dispatcher(name)
         reactor = Reactor(name, self._dispatcher)
@@ -158,6 +162,8 @@ class Node:
         self._started_at = reactor.now()
         self._reactor.start()
         for section, make in checked.good:
+            if section.boolean("bootstrap_only", False):
+                self._bootstrap.append((section, make))
             self._open(make(), section.kind)
         for interface in self._given:
             self._open(interface, interface.kind)
@@ -197,7 +203,35 @@ class Node:
             if getattr(error, "retryable", True):
                 self._retry(interface, failed)
             return
+        self._opened(interface)
+
+    def _opened(self, interface: Interface) -> None:
         self.interfaces.append(interface)
+        management = self._management
+        if management is not None:
+            management.discovery.interface_added()
+
+    def _open_bootstrap(self) -> None:
+        """Have the interfaces again that are only for finding others."""
+        running = {interface.name for interface in self.interfaces} | {failed.name for failed in self.failed}
+        for section, make in self._bootstrap:
+            if section.name not in running and self._state in ("starting", "running"):
+                self._open(make(), section.kind)
+
+    def add_interface(self, interface: Interface) -> None:
+        """Open one more interface while the node runs. Raises InterfaceError, NodeClosed."""
+        if self._state != "starting":  # the node itself does not wait for the end of its start
+            self._check_running()
+        interface.start(self._reactor)
+        self._opened(interface)
+        if self._state not in ("starting", "running"):  # stopped meanwhile
+            interface.close()
+
+    def remove_interface(self, interface: Interface) -> None:
+        """Close an interface for good; links over it end. One that is not there any more is closed all the same."""
+        with suppress(ValueError):
+            self.interfaces.remove(interface)
+        interface.close()
 
     def _retry(self, interface: Interface, failed: FailedInterface) -> None:
         def attempt() -> None:
@@ -209,7 +243,7 @@ class Node:
                 failed.reason = str(error)  # said once; `status` has the latest
                 self._retry(interface, failed)
                 return
-            self.interfaces.append(interface)
+            self._opened(interface)
             if failed in self.failed:
                 self.failed.remove(failed)
             log.info("%s: is up now", interface.name)
@@ -534,6 +568,24 @@ class Node:
         except Exception:  # the packet is handed over all the same
             log.exception("the proof decision of %r raised; not proved", destination)
             return False
+
+    # ------------------------------------------------------------------ interfaces of others
+
+    def discovered_interfaces(self) -> list[dict[str, Any]]:
+        """Interfaces of other nodes that were heard of, most promising first; none without `discover_interfaces`.
+
+        Each is a map as in the files of other implementations, `config_entry` being the section that connects to it,
+        with `status` (available, unknown or stale) and `status_code`. Protocol: 02, section 15.4.
+        """
+        self._check_running()
+        return [] if self._management is None else self._management.discovery.interfaces()
+
+    def on_interface_discovered(self, handler: Callable[[dict[str, Any]], Any]) -> None:
+        """Have `handler(interface)` called, on a callback thread, whenever an interface of another node is heard of."""
+        self._check_running()
+        with self._reactor.turn:
+            if self._management is not None:
+                self._management.discovery.add_handler(handler)
 
     # ------------------------------------------------------------------ looking
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from rnsfast import Identity, StorageError
+from rnsfast import Identity, Node, StorageError
 from rnsfast.engine.events import AnnounceHeard
 from rnsfast.node.config import NodeConfig, parse_config
 from rnsfast.node.management import network_identity
-from tests.loopback import PATIENCE, Clock, Pair, settle
-
-HEARD = "rnstransport"
+from tests.loopback import PATIENCE, Clock, Pair
 
 
 @contextmanager
@@ -37,9 +36,13 @@ def heard_at(pair: Pair) -> queue.SimpleQueue[AnnounceHeard]:
     return heard
 
 
-def settled(pair: Pair) -> None:
-    for node in (pair.a, pair.b, pair.a, pair.b):
-        settle(node)
+def errands_done(node: Node) -> None:
+    """Return when the errands that were due have been made."""
+    assert node._management is not None
+    for errands in node._management._errands:
+        done = threading.Event()
+        errands.run(done.set)
+        assert done.wait(PATIENCE)
 
 
 def test_management_destinations_are_announced_after_a_quarter_of_a_minute_and_every_two_hours(clock: Clock) -> None:
@@ -57,19 +60,14 @@ def test_management_destinations_are_announced_after_a_quarter_of_a_minute_and_e
 
 
 def test_announces_that_reached_nobody_are_made_up_for_when_a_neighbour_comes(clock: Clock) -> None:
-    pair = Pair()
-    pair.a.config = NodeConfig(enable_transport=True, respond_to_probes=True)
-    pair.a.start()
-    try:
-        clock.advance(15.1, pair.a)
-        pair.b.start()
-        pair.b.on_announce((heard := queue.SimpleQueue[AnnounceHeard]()).put)
+    with pair_with(clock, enable_transport=True, respond_to_probes=True) as pair:
+        heard = heard_at(pair)
         pair.end_b.close()
+        clock.advance(15.1, pair.a)
+        errands_done(pair.a)
         pair.end_b.start(pair.b._reactor)
         assert pair.a._management is not None
         assert heard.get(timeout=PATIENCE).destination == pair.a._management.probe
-    finally:
-        pair.stop()
 
 
 def test_probes_are_proved_and_links_to_the_responder_refused(clock: Clock) -> None:
