@@ -42,7 +42,6 @@ MAX_LOGLEVEL: Final = 8
 MIN_BLACKHOLE_INTERVAL: Final = 120.0  # seconds (protocol 07, section 2.2)
 #: What this version does not do: whoever asks for it is told. `share_instance` is not here, since every file has it.
 NOT_YET: Final = {
-    "enable_remote_management": "remote management is not available in this version yet",
     "publish_blackhole": "blackhole lists are not available in this version yet",
 }
 _SECTIONS: Final = ("reticulum", "logging", "interfaces")

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from rnsfast.crypto.identity import Identity
 from rnsfast.engine.destination import Destination, Direction, ProofStrategy
 from rnsfast.errors import IdentityError, StorageError
+from rnsfast.node import managementremote
 from rnsfast.node.discovery import Discovery
+from rnsfast.node.managementremote import RemoteManagement
 from rnsfast.node.managementwork import Errands
 from rnsfast.wire.packet import SINGLE
 
@@ -74,6 +76,10 @@ class Management:
             probe.proofs = ProofStrategy.ALL
             self.probe = probe.hash
             log.info("probes to %s are answered", probe.hash.hex())
+        if config.enable_remote_management:
+            self.add(own, *managementremote.ASPECTS, setup=RemoteManagement(self._node, self).prepare)
+            if not config.remote_management_allowed:
+                log.warning("remote management is enabled, and remote_management_allowed lists nobody who may ask")
         if self.network_identity is not None:
             self.add(self.network_identity, "network")
             self.add(self.network_identity, "network", "instance", own.hash.hex())
