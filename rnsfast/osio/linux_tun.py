@@ -76,7 +76,7 @@ class LinuxTun:
         self.io = TunIO(fd, max_batch=batch, vnet_header=vnet_header)
         # Both belong to the network namespace of this moment, as the device does.
         self._control = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        self._netlink: RtNetlink | None = None
+        self._netlink = RtNetlink()
 
     def _number(self, request: int, value: int = 0) -> int:
         """One ioctl of an `ifreq` with a number; the number that came back."""
@@ -121,7 +121,7 @@ class LinuxTun:
         interface = parse_interface(address)
         with _explained(f"{self.name}: the address {address} cannot be added"):
             index = self._number(SIOCGIFINDEX)
-            netlink = self._routing()
+            netlink = self._netlink
             owners = {device for device, known in netlink.addresses() if known == interface.ip}
             if index in owners:
                 return
@@ -138,23 +138,17 @@ class LinuxTun:
         parsed = parse_network(network)
         with _explained(f"{self.name}: the route to {network} cannot be added"):
             try:
-                self._routing().add_route(self._number(SIOCGIFINDEX), parsed)
+                self._netlink.add_route(self._number(SIOCGIFINDEX), parsed)
             except OSError as error:
                 if error.errno == errno.ENETDOWN:
                     raise DeviceError(f"{self.name}: the route to {network} needs the device to be up") from error
                 if error.errno != errno.EEXIST:
                     raise
 
-    def _routing(self) -> RtNetlink:
-        if self._netlink is None:
-            self._netlink = RtNetlink()
-        return self._netlink
-
     def close(self) -> None:
         self.io.close()
         self._control.close()
-        if self._netlink is not None:
-            self._netlink.close()
+        self._netlink.close()
 
 
 def parse_interface(text: str) -> IPv4Interface | IPv6Interface:

@@ -78,7 +78,7 @@ class AdaptiveCalls(LibcCalls):
         began = clock()
         try:
             while done < count and budget > 0:
-                for _ in range(min(GROUP, count - done)):
+                for _ in range(min(GROUP, count - done, 1 + budget // room)):
                     packet = read(fd, room)
                     if not packet:
                         return found, errno.EAGAIN
