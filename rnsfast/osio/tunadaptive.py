@@ -74,18 +74,21 @@ class AdaptiveCalls(LibcCalls):
             return super().read_many(fd, count, budget)
         read, clock, room = self._os_read, mood.clock, ROOM
         found: list[bytes] = []
-        add, done = found.append, 0
+        add, done, used, group = found.append, 0, 0, 1 + budget // room
         began = clock()
         try:
             while done < count and budget > 0:
-                for _ in range(min(GROUP, count - done, 1 + budget // room)):
+                for _ in range(min(GROUP, count - done, group)):
                     packet = read(fd, room)
                     if not packet:
                         return found, errno.EAGAIN
                     add(packet)
                 now = clock()
-                budget -= sum(map(len, found[done:]))
+                size = sum(map(len, found[done:]))
+                used += size
+                budget -= size
                 done = len(found)
+                group = 1 + budget * done // used  # as many as fit if they go on like this
                 if now - began > SLOW:
                     mood.waited()
                     if done < count and budget > 0:

@@ -1,4 +1,4 @@
-"""TUN descriptors: drained without waiting, one write a packet, and what each error means. Pairs, scripts, real devices.
+"""TUN descriptors: drained without waiting, one write a packet, what each error means. Pairs, scripts, real devices.
 
 A connected pair of datagram sockets keeps packets apart and takes `read` and `write`, as a TUN device does.
 """
