@@ -40,10 +40,6 @@ SYSTEM_DIRECTORY: Final = Path("/etc/reticulum")
 CONFIG_NAME: Final = "config"
 MAX_LOGLEVEL: Final = 8
 MIN_BLACKHOLE_INTERVAL: Final = 120.0  # seconds (protocol 07, section 2.2)
-#: What this version does not do: whoever asks for it is told. `share_instance` is not here, since every file has it.
-NOT_YET: Final = {
-    "publish_blackhole": "blackhole lists are not available in this version yet",
-}
 _SECTIONS: Final = ("reticulum", "logging", "interfaces")
 
 
@@ -341,7 +337,6 @@ def _node_config(main: Section, logging: Section, warnings: list[str]) -> NodeCo
         values[key] = _not_negative(main.number(key, default=None))
     for key in ("remote_management_allowed", "blackhole_sources", "interface_discovery_sources"):
         values[key] = _hashes(main, key)
-    warnings += [main.note(key, sentence) for key, sentence in NOT_YET.items() if values[key]]
     if values["respond_to_probes"] and not values["enable_transport"]:
         warnings.append(main.note("respond_to_probes", "has no effect without enable_transport"))
     if values["autoconnect_discovered_interfaces"] and not values["discover_interfaces"]:

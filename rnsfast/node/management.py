@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from rnsfast.crypto.identity import Identity
 from rnsfast.engine.destination import Destination, Direction, ProofStrategy
 from rnsfast.errors import IdentityError, StorageError
-from rnsfast.node import managementremote
+from rnsfast.node import managementblackhole, managementremote
 from rnsfast.node.discovery import Discovery
+from rnsfast.node.managementblackhole import Blackholes
 from rnsfast.node.managementremote import RemoteManagement
 from rnsfast.node.managementwork import Errands
 from rnsfast.wire.packet import SINGLE
@@ -44,10 +45,12 @@ class Management:
         self._errands = [Errands(self._reactor)]
         self._owed = False  # the last announces reached nobody
         self.discovery = Discovery(node, self)
+        self.blackholes = Blackholes(node, self)
 
     def start(self) -> None:
         """Make the destinations and set the deadlines."""
         self._make_destinations()
+        self.blackholes.start()
         self.discovery.start()
         if not self.destinations:
             return
@@ -80,6 +83,8 @@ class Management:
             self.add(own, *managementremote.ASPECTS, setup=RemoteManagement(self._node, self).prepare)
             if not config.remote_management_allowed:
                 log.warning("remote management is enabled, and remote_management_allowed lists nobody who may ask")
+        if config.publish_blackhole:
+            self.add(own, *managementblackhole.NAME[1:], setup=self.blackholes.publish)
         if self.network_identity is not None:
             self.add(self.network_identity, "network")
             self.add(self.network_identity, "network", "instance", own.hash.hex())

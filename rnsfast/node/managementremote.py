@@ -6,13 +6,12 @@ Who is not listed, asks for something else or asks wrongly gets no answer at all
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from rnsfast.engine.destination import Destination
 from rnsfast.engine.requests import Policy, RequestArrived, RequestHandler, respond
-from rnsfast.errors import MessageTooLarge
 from rnsfast.node.managementstats import interface_stats, link_count, path_table, rate_table
 from rnsfast.node.managementwork import Errands
 from rnsfast.wire.requests import build_response
@@ -30,7 +29,7 @@ WAITING: Final = 64  # requests that may wait for their answers; more are not an
 class Responder:
     """Answers requests away from the reactor, one after the other.
 
-    An answer that does not fit what a response can carry is not sent; that is said once.
+    An answer that does not fit a packet is shortened, or not sent; that is said once.
     """
 
     def __init__(self, node: Node, errands: Errands) -> None:
@@ -39,37 +38,57 @@ class Responder:
         self._lock = Lock()
         self._said = False
 
-    def handler(self, path: str, answer: Callable[[Any], Any], policy: Policy, allowed: Any = ()) -> RequestHandler:
-        """What answers `path` with what `answer(data)` returns; None is no answer."""
+    def handler(
+        self,
+        path: str,
+        answer: Callable[[Any], Any],
+        policy: Policy,
+        allowed: Collection[bytes] = (),
+        shorten: Callable[[RequestArrived], Any] | None = None,
+    ) -> RequestHandler:
+        """What answers `path` with what `answer(data)` returns; None is no answer.
+
+        `shorten(request)` is the answer in its place if that is too large.
+        """
 
         def arrived(request: RequestArrived) -> None:
             with self._lock:
                 if self._waiting >= WAITING:
                     return
                 self._waiting += 1
-            self._errands.run(lambda: self._answer(path, answer, request))
+            self._errands.run(lambda: self._answer(path, answer, shorten, request))
 
         return RequestHandler(path, arrived, policy, allowed)
 
-    def _answer(self, path: str, answer: Callable[[Any], Any], request: RequestArrived) -> None:
+    def _answer(
+        self,
+        path: str,
+        answer: Callable[[Any], Any],
+        shorten: Callable[[RequestArrived], Any] | None,
+        request: RequestArrived,
+    ) -> None:
         try:
             response = answer(request.data)
-            size = len(build_response(request.request_id, response))
-            if size > request.link.mdu:  # found out before the lock is taken: a large table takes a while to pack
-                raise MessageTooLarge(size, request.link.mdu)
+            # Found out before the lock is taken: a large table takes a while to pack.
+            size, limit = len(build_response(request.request_id, response)), request.link.mdu
+            if size > limit:
+                self._say(path, size, limit, "shortened" if shorten else "not answered")
+                if shorten is None:
+                    return
+                response = shorten(request)
             with self._reactor.turn as now:
                 respond(request, response, now)
-        except MessageTooLarge as error:
-            if not self._said:
-                self._said = True
-                log.warning(
-                    "the answer to a request for %s has %d bytes, the link carries %d: not answered. Ask over a link"
-                    " with a larger MTU, or for less; this is said once",
-                    *(path, error.size, error.limit),
-                )
         finally:
             with self._lock:
                 self._waiting -= 1
+
+    def _say(self, path: str, size: int, limit: int, done: str) -> None:
+        if not self._said:
+            self._said = True
+            log.warning(
+                "the answer to a request for %s has %d bytes, a packet of the link carries %d: %s; this is said once",
+                *(path, size, limit, done),
+            )
 
 
 class RemoteManagement:

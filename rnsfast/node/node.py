@@ -35,6 +35,7 @@ from rnsfast.node.dispatch import Dispatcher
 from rnsfast.node.link import Link
 from rnsfast.node.listener import AnnounceHandler, NodeListener
 from rnsfast.node.management import Management
+from rnsfast.node.managementapi import ManagementApi
 from rnsfast.node.paths import PathSearch
 from rnsfast.node.reactor import Reactor
 from rnsfast.node.storage import Storage
@@ -60,7 +61,7 @@ class FailedInterface:
         self.name, self.kind, self.reason = name, kind, reason
 
 
-class Node:
+class Node(ManagementApi):
     """A Reticulum node inside this process.
 
         with Node(configdir) as node:
@@ -568,24 +569,6 @@ class Node:
         except Exception:  # the packet is handed over all the same
             log.exception("the proof decision of %r raised; not proved", destination)
             return False
-
-    # ------------------------------------------------------------------ interfaces of others
-
-    def discovered_interfaces(self) -> list[dict[str, Any]]:
-        """Interfaces of other nodes that were heard of, most promising first; none without `discover_interfaces`.
-
-        Each is a map as in the files of other implementations, `config_entry` being the section that connects to it,
-        with `status` (available, unknown or stale) and `status_code`. Protocol: 02, section 15.4.
-        """
-        self._check_running()
-        return [] if self._management is None else self._management.discovery.interfaces()
-
-    def on_interface_discovered(self, handler: Callable[[dict[str, Any]], Any]) -> None:
-        """Have `handler(interface)` called, on a callback thread, whenever an interface of another node is heard of."""
-        self._check_running()
-        with self._reactor.turn:
-            if self._management is not None:
-                self._management.discovery.add_handler(handler)
 
     # ------------------------------------------------------------------ looking
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from rnsfast.errors import ConfigError, StorageError
 from rnsfast.interfaces.common import CommonConfig
 from rnsfast.node.config import (
-    NOT_YET,
     NodeConfig,
     check_sections,
     ensure_layout,
@@ -445,8 +444,12 @@ def test_what_an_unquoted_hash_does_to_a_value_is_said_without_giving_a_secret_a
     assert "the value is 'home'" in warnings[1]
 
 
-@pytest.mark.parametrize("key", NOT_YET)
-def test_who_asks_for_what_does_not_exist_yet_is_told_with_file_and_line(key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "needed"),
+    [("respond_to_probes", "enable_transport"), ("autoconnect_discovered_interfaces", "discover_interfaces")],
+)
+def test_an_option_without_the_one_it_needs_is_told_with_file_and_line(key: str, needed: str) -> None:
     loaded = parse_config(f"[reticulum]\n{key} = 1\n".encode())
-    assert loaded.warnings == [f"config:2: [reticulum]: {key}: {NOT_YET[key]}"]
+    assert loaded.warnings == [f"config:2: [reticulum]: {key}: has no effect without {needed}"]
+    assert not parse_config(f"[reticulum]\n{key} = 1\n{needed} = yes\n".encode()).warnings
     assert not parse_config(f"[reticulum]\n{key} = 0\nshare_instance = yes\n".encode()).warnings
