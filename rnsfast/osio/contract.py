@@ -171,7 +171,7 @@ class RxBatch:
 
     def take_all(self) -> list[bytes]:
         """All entries as copies that may be kept."""
-        return [bytes(entry) for entry in self._entries]
+        return list(map(bytes, self._entries))
 
     def peer(self, index: int) -> Peer | None:
         """Where entry `index` came from; None if the back end does not report peers."""

@@ -14,6 +14,7 @@ import errno
 import os
 import sys as system
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Final, Protocol
 
 from rnsfast.osio import virtio
@@ -26,6 +27,8 @@ MAX_BATCH: Final = 128
 BUDGET: Final = 512 << 10  # bytes after which a batch is full
 MAX_PACKET: Final = 65_535  # bytes: no IP packet is larger
 VERSIONS: Final = frozenset({4, 6})
+
+_FIRST: Final = itemgetter(0)  # byte of a packet
 
 
 class TunCalls(Protocol):
@@ -205,7 +208,7 @@ class TunIO(PacketIO):
                 found, bad = virtio.unpack_many(found)
                 into.dropped += bad
             packets += found
-        kinds = {packet[0] >> 4 for packet in packets}
+        kinds = {first >> 4 for first in set(map(_FIRST, packets))}
         if not kinds <= VERSIONS:
             sound = [packet for packet in packets if packet[0] >> 4 in VERSIONS]
             into.dropped += len(packets) - len(sound)
