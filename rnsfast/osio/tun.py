@@ -216,6 +216,7 @@ class TunIO(PacketIO):
         if len(packets) > into.capacity:
             self._left = packets[into.capacity :]
             packets = packets[: into.capacity]
+            kinds = {packet[0] >> 4 for packet in packets}
         into.add_many(packets)
         into.uniform = kinds.pop() if len(kinds) == 1 else None
         return error
