@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from rnsfast.osio.device import DeviceError
 from rnsfast.osio.rtnetlink import RtNetlink
-from rnsfast.osio.tun import BATCH, TunIO
+from rnsfast.osio.tun import BATCH, MAX_BATCH, TunIO
 from rnsfast.osio.verdicts import describe, log_once
 
 PATH: Final = "/dev/net/tun"
@@ -158,7 +158,7 @@ def parse_interface(text: str) -> IPv4Interface | IPv6Interface:
     except ValueError as error:
         raise DeviceError(f"{text!r} is no address with a prefix length, like 10.77.0.1/24 or fd00::1/64") from error
     unusable = found.ip.is_multicast or found.ip.is_unspecified or str(found.ip) == "255.255.255.255"
-    if unusable or (isinstance(found, IPv6Interface) and found.ip.scope_id):
+    if unusable or "%" in text:
         raise DeviceError(f"{text!r} is no address that a device can have")
     return found
 
@@ -193,6 +193,8 @@ def open_linux_tun(
 ) -> LinuxTun:
     """See `device.open_tun`. `calls`: other system calls, for tests."""
     chosen = BATCH if batch is None else batch
+    if not 1 <= chosen <= MAX_BATCH:
+        raise ValueError(f"a batch of {chosen} packets is not within 1..{MAX_BATCH}")
     system = RealCalls() if calls is None else calls
     raw = check_name(name) if name else b""
     fd, given, headers = _attach(system, raw, vnet_header)
@@ -202,9 +204,12 @@ def open_linux_tun(
             device.set_queue_length(max(QUEUE, 4 * chosen), at_least=True)
         else:
             device.set_queue_length(queue_length)
-    except DeviceError:
-        device.close()
-        raise
+    except DeviceError as error:
+        # Whoever may open a persistent device that was made for him may not set it up: then it is as it is.
+        if queue_length is not None:
+            device.close()
+            raise
+        log_once("tun queue", "%s", error)
     return device
 
 
@@ -261,8 +266,10 @@ def _refused(name: str, error: OSError, existed: bool) -> DeviceError:
     shown = name or "a new device"
     if error.errno in (errno.EPERM, errno.EACCES):
         return DeviceError(f"no permission to open {shown}: TUN devices need root or CAP_NET_ADMIN")
-    if error.errno == errno.EBUSY or (existed and error.errno == errno.EINVAL):
+    if error.errno == errno.EBUSY:
         return DeviceError(f"{shown} is in use by another program", retryable=True)
+    if existed and error.errno == errno.EINVAL:
+        return DeviceError(f"{shown} is in use by another program, or is no TUN device", retryable=True)
     return DeviceError(f"{shown} cannot be opened ({describe(error.errno or 0)})", retryable=True)
 
 
