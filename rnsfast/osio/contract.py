@@ -137,6 +137,11 @@ class RxBatch:
         """Entries of the last fill."""
         return len(self._entries)
 
+    @property
+    def size(self) -> int:
+        """Bytes of all entries."""
+        return sum(map(len, self._entries))
+
     def room(self, index: int) -> memoryview:
         """The whole slot, for the back end to write into."""
         return self._rooms[index]

@@ -100,6 +100,7 @@ class PacketIO(Descriptor):
                 fatal = error != 0 and error not in EAGAIN and error not in PASSING_RECEIVE
                 if count := into.count:
                     stats.rx_packets += count
+                    stats.rx_bytes += into.size
                     if fatal:
                         self._kept = error
                     return count

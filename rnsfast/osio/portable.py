@@ -66,7 +66,10 @@ class PortableDatagramIO(PacketIO):
         return RxBatch(self.caps.max_rx, 0)  # packets come as bytes of their own
 
     def _take(self, into: RxBatch) -> int:
-        return take_plainly(self._sys, into, self.caps)
+        error = take_plainly(self._sys, into, self.caps)
+        # A call that found nothing was one, too.
+        self.stats.rx_calls += into.count + into.dropped + (error != 0)
+        return error
 
     def _submit_one(self, item: bytes, peer: Peer | None) -> int:
         try:
@@ -88,8 +91,16 @@ class PortableDatagramIO(PacketIO):
 
 def take_plainly(sys: PortableSys | socket.socket, into: RxBatch, caps: Caps) -> int:
     """One packet a call, until there are no more or the batch is full. 0, or the errno that ended it."""
+    error = _read_plainly(sys, into, caps)
+    peers = into.peers
+    if peers and all(peer == peers[0] for peer in peers):
+        into.uniform = peers[0]
+    return error
+
+
+def _read_plainly(sys: PortableSys | socket.socket, into: RxBatch, caps: Caps) -> int:
     limit = caps.max_packet
-    for _ in range(into.capacity):
+    while into.count + into.dropped < into.capacity:
         try:
             data, address = sys.recvfrom(limit + 1)
         except OSError as error:
@@ -103,8 +114,6 @@ def take_plainly(sys: PortableSys | socket.socket, into: RxBatch, caps: Caps) ->
         into.add(data)
         if caps.peers:
             into.peers.append(_peer_of(address))
-    if into.peers and all(peer == into.peers[0] for peer in into.peers):
-        into.uniform = into.peers[0]
     return 0
 
 

@@ -203,7 +203,6 @@ class TunIO(PacketIO):
         if len(packets) < into.capacity:
             self.stats.rx_calls += 1
             found, error = self._calls.read_many(self._fd, into.capacity - len(packets), BUDGET)
-            self.stats.rx_bytes += sum(map(len, found))
             if self._vnet:
                 found, bad = virtio.unpack_many(found)
                 into.dropped += bad

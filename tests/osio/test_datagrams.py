@@ -1,0 +1,326 @@
+"""Every datagram back end of this system, on real sockets: drained, in order, a refused packet costs only itself."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rnsfast.osio import descriptor
+from rnsfast.osio.backend import bounds, open_backend
+from rnsfast.osio.contract import BatchIO, IOClosed, Kind, TxState
+from rnsfast.osio.peers import make_peer
+
+PATIENCE = 10.0
+V4, V6 = ("127.0.0.1", 0), ("::1", 0)
+
+Open = Callable[..., BatchIO]
+
+
+@pytest.fixture
+def opened(variant: str) -> Iterator[Open]:
+    made: list[BatchIO] = []
+
+    def make(sock: socket.socket, **options: object) -> BatchIO:
+        made.append(open_backend(Kind.DATAGRAM, sock, **options))  # type: ignore[call-overload]
+        return made[-1]
+
+    yield make
+    for io in made:
+        io.close()
+
+
+def bound(address: tuple[str, int] = V4) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_DGRAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    sock.bind(address)
+    return sock
+
+
+def pair(opened: Open, **options: object) -> tuple[BatchIO, BatchIO]:
+    """Two connected ends that keep datagrams apart and say when they are full."""
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    return opened(left, peers=False, **options), opened(right, peers=False, **options)
+
+
+def numbered(count: int, size: int = 40) -> list[bytes]:
+    return [n.to_bytes(2, "big") + bytes(size - 2) for n in range(count)]
+
+
+def drain(io: BatchIO, wanted: int) -> list[bytes]:
+    """Everything up to `wanted` packets; what does not come fails the test."""
+    batch, found = io.make_batch(), []
+    while len(found) < wanted:
+        assert io.recv(batch, PATIENCE), f"{len(found)} of {wanted} came"
+        found += batch.take_all()
+    return found
+
+
+@pytest.mark.parametrize(("queued", "capacity", "counts"), [(1, 64, [1]), (3, 64, [3]), (5, 2, [2, 2, 1])])
+def test_what_is_there_is_taken_and_nothing_is_waited_for(
+    opened: Open, queued: int, capacity: int, counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, right = pair(opened, max_batch=capacity)
+    left.send(numbered(queued))
+    monkeypatch.setattr(descriptor.Descriptor, "wait", lambda *arguments: pytest.fail("it waited"))
+    batch, found, seen = right.make_batch(), [], []
+    while count := right.recv(batch):
+        seen.append(count)
+        found += batch.take_all()
+    assert seen == counts and found == numbered(queued)
+
+
+def test_the_first_packet_is_waited_for_once_and_the_others_are_not(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, right = pair(opened)
+    waits, real = [0], descriptor.Descriptor.wait
+
+    def wait(self: descriptor.Descriptor, *arguments: object, **options: object) -> int:
+        waits[0] += 1
+        left.send(numbered(3))
+        return real(self, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(descriptor.Descriptor, "wait", wait)
+    assert right.recv(right.make_batch(), PATIENCE) == 3 and waits == [1]
+
+
+@pytest.mark.parametrize("address", [V4, V6], ids=["IPv4", "IPv6"])
+@pytest.mark.parametrize("size", [19, 500, 1064])
+def test_batches_arrive_whole_and_in_order(opened: Open, address: tuple[str, int], size: int) -> None:
+    there, here = bound(address), bound(address)
+    host, port, *_ = there.getsockname()
+    receiver, sender = opened(there, coalescing=True), opened(here)
+    peer = make_peer(host, port)
+    for count in (1, 2, 63, 64, 65, 128):
+        items = numbered(count, size)
+        result = sender.send(items, peer)
+        assert (result.state, result.sent) == (TxState.DONE, count)
+        assert drain(receiver, count) == items
+
+
+def test_who_sent_it_is_told_and_what_all_have_in_common(opened: Open) -> None:
+    there, one, two = bound(), bound(), bound()
+    names = [make_peer(*sock.getsockname()) for sock in (one, two)]
+    peer = make_peer(*there.getsockname())
+    receiver = opened(there)
+    senders = [opened(one), opened(two)]
+    batch = receiver.make_batch()
+    senders[0].send(numbered(3), peer)
+    assert receiver.recv(batch, PATIENCE) == 3 and batch.uniform == names[0]
+    senders[0].send_one(b"a", peer)
+    senders[1].send_one(b"b", peer)
+    assert receiver.recv(batch, PATIENCE) == 2 and batch.uniform is None
+    assert [batch.peer(0), batch.peer(1)] == names
+
+
+def test_packets_go_to_the_peer_of_each(opened: Open) -> None:
+    one, two = bound(), bound()
+    peers = [make_peer(*sock.getsockname()) for sock in (one, two)]
+    sender = opened(bound())
+    items = numbered(12)
+    assert sender.send(items, [peers[n % 3 == 2] for n in range(12)]).sent == 12
+    assert drain(opened(one), 8) == [items[n] for n in range(12) if n % 3 != 2]
+    assert drain(opened(two), 4) == [items[n] for n in range(12) if n % 3 == 2]
+
+
+@pytest.mark.parametrize("at", [0, 3, 6])
+@pytest.mark.parametrize("how", ["oversize", "empty", "family", "unreachable", "permission"])
+def test_a_refused_packet_costs_only_itself(opened: Open, at: int, how: str) -> None:
+    there = bound()
+    receiver, sender = opened(there, max_packet=100), opened(bound(), max_packet=100)
+    peers = [make_peer(*there.getsockname())] * 7
+    items = numbered(7)
+    expected = errno.EMSGSIZE
+    if how == "oversize":
+        items[at] = bytes(101)
+    elif how == "empty":
+        items[at], expected = b"", errno.EINVAL
+    elif how == "family":
+        peers[at], expected = make_peer("::1", 9), errno.EAFNOSUPPORT
+    elif how == "unreachable":
+        peers[at], expected = make_peer("240.0.0.1", 9), errno.EINVAL
+    else:
+        peers[at], expected = make_peer("255.255.255.255", 9), errno.EACCES
+    result = sender.send(items, peers)
+    assert (result.state, result.taken, result.sent) == (TxState.DONE, 7, 6)
+    assert [index for index, _ in result.rejected] == [at]
+    assert result.rejected[0][1] in (expected, errno.ENETUNREACH)
+    assert drain(receiver, 6) == [item for i, item in enumerate(items) if i != at]
+    assert sender.stats.tx_rejected == 1
+
+
+def test_what_a_full_queue_does_not_take_goes_out_later_once(opened: Open) -> None:
+    left, right = pair(opened)
+    items = numbered(3000)
+    found: list[bytes] = []
+    batch, start, blocked = right.make_batch(), 0, 0
+    while True:
+        result = left.send(items, start=start)
+        assert result.taken >= start and not result.rejected
+        start = result.taken
+        if result.state is TxState.DONE:
+            break
+        assert result.state is TxState.BLOCKED
+        blocked += 1
+        while right.recv(batch):
+            found += batch.take_all()
+    while right.recv(batch):
+        found += batch.take_all()
+    assert blocked and found == items
+
+
+def test_a_datagram_that_is_too_large_is_dropped_and_counted(opened: Open) -> None:
+    there = bound()
+    receiver = opened(there, max_packet=100)
+    with bound() as sender:
+        for item in (b"first", bytes(101), bytes(9000), b"", b"last"):
+            sender.sendto(item, there.getsockname())
+    assert drain(receiver, 2) == [b"first", b"last"] and receiver.stats.rx_dropped == 3
+
+
+def test_a_closed_port_costs_nothing_once_it_is_open_again(opened: Open) -> None:
+    with bound() as gone:
+        address = gone.getsockname()
+    sender = opened(bound())
+    for _ in range(3):
+        assert sender.send(numbered(20, 500), make_peer(*address)).state is TxState.DONE
+    there = bound(address)
+    assert sender.send(numbered(20, 500), make_peer(*address)).sent == 20
+    assert drain(opened(there), 20) == numbered(20, 500)
+
+
+def test_a_wake_ends_the_wait(opened: Open) -> None:
+    io = opened(bound())
+    counts: list[int] = []
+    thread = threading.Thread(target=lambda: counts.append(io.recv(io.make_batch(), PATIENCE)))
+    thread.start()
+    while thread.is_alive():
+        io.wake()
+        thread.join(0.01)
+    assert counts == [0]
+
+
+# -- closing ------------------------------------------------------------------------------------------------------
+
+
+def test_a_close_ends_a_blocked_receive(opened: Open) -> None:
+    io = opened(bound())
+    waiting, ended = threading.Event(), threading.Event()
+
+    def read() -> None:
+        batch = io.make_batch()
+        waiting.set()
+        with pytest.raises(IOClosed):
+            while True:
+                io.recv(batch, PATIENCE)
+        ended.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert waiting.wait(PATIENCE)
+    io.close()
+    assert ended.wait(PATIENCE)
+    thread.join()
+    assert io.fileno() == -1 and io.send([b"x", b"y"], make_peer("127.0.0.1", 9)).state is TxState.CLOSED
+    io.close()
+
+
+@pytest.mark.slow
+def test_no_call_ever_touches_a_number_that_somebody_else_has_now(variant: str) -> None:
+    """Sockets are opened and closed under a reader and a writer while another thread grabs the numbers they had."""
+    open_before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    stop, failures, foreign = threading.Event(), [], b"foreign"
+    with bound() as decoy_peer:
+        target = make_peer(*decoy_peer.getsockname())
+
+        def grab() -> None:
+            """Takes numbers and puts datagrams into their queues that nobody but us may read."""
+            while not stop.is_set():
+                socks = [bound() for _ in range(3)]
+                for sock in socks:
+                    sock.sendto(foreign, sock.getsockname())
+                for sock in socks:
+                    sock.setblocking(False)
+                    try:
+                        if sock.recv(100) != foreign:
+                            failures.append("a foreign socket received ours")
+                    except BlockingIOError:
+                        failures.append("somebody read from a foreign socket")
+                    sock.close()
+
+        grabber = threading.Thread(target=grab)
+        grabber.start()
+        try:
+            for _ in range(300):
+                io = open_backend(Kind.DATAGRAM, bound())
+                began = threading.Barrier(3)
+
+                def read(io: BatchIO = io, began: threading.Barrier = began) -> None:
+                    batch = io.make_batch()
+                    began.wait(PATIENCE)
+                    try:
+                        while True:
+                            io.recv(batch, PATIENCE)
+                            if foreign in batch.take_all():
+                                failures.append("read a foreign datagram")
+                    except IOClosed:
+                        return
+
+                def write(io: BatchIO = io, began: threading.Barrier = began) -> None:
+                    began.wait(PATIENCE)
+                    while io.send([b"ours"] * 4, target).state is not TxState.CLOSED:
+                        pass
+
+                threads = [threading.Thread(target=work) for work in (read, write)]
+                for thread in threads:
+                    thread.start()
+                began.wait(PATIENCE)
+                closers = [threading.Thread(target=io.close) for _ in range(2)]
+                for thread in closers:
+                    thread.start()
+                for thread in (*threads, *closers):
+                    thread.join(PATIENCE)
+                    assert not thread.is_alive()
+        finally:
+            stop.set()
+            grabber.join()
+    assert not failures, failures[:3]
+    if open_before:
+        assert len(os.listdir("/proc/self/fd")) == open_before
+
+
+# -- choosing -----------------------------------------------------------------------------------------------------
+
+
+def test_the_variable_chooses(opened: Open, variant: str) -> None:
+    io = opened(bound())
+    assert io.caps.backend == {"portable": "portable", "linux": "linux-mmsg"}.get(variant, io.caps.backend)
+    assert io.caps.kind is Kind.DATAGRAM and io.caps.pollable and io.fileno() >= 0
+
+
+@pytest.mark.parametrize("bad", [0, 129])
+def test_a_bound_out_of_range_is_refused(variant: str, bad: int) -> None:
+    with bound() as sock, pytest.raises(ValueError, match=r"1\.\.128"):
+        open_backend(Kind.DATAGRAM, sock, max_batch=bad)
+    default, low, high = bounds(Kind.DATAGRAM)
+    assert (low, high) == (1, 128) and default in (32, 64)
+    for good in (low, high):
+        io = open_backend(Kind.DATAGRAM, bound(), max_batch=good)
+        assert io.caps.max_tx == io.caps.max_rx == good
+        io.close()
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"), [("fast", "it takes portable, linux"), ("darwin", "does not work on this")]
+)
+def test_a_word_that_cannot_be_is_said_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, word: str, sentence: str
+) -> None:
+    monkeypatch.setenv("RNSFAST_OSIO", word)
+    with bound() as sock, pytest.raises(OSError, match=sentence):
+        open_backend(Kind.DATAGRAM, sock)
