@@ -201,7 +201,6 @@ class RioDatagramIO(SignalIO):
                 senders.append(sender)
             entries.append(memory[at + DATA_AT : at + DATA_AT + size])
         into.add_many(entries)
-        self.stats.rx_bytes += sum(map(len, entries))
         into.dropped += len(slots) - len(entries)
         if senders:
             into.peers = senders

@@ -129,7 +129,6 @@ class WintunIO(SignalIO):
             else:
                 into.dropped += 1
             release(session, address)
-        self.stats.rx_bytes += sum(map(len, found))
         into.add_many(found)
         kinds = {packet[0] >> 4 for packet in found}
         into.uniform = kinds.pop() if len(kinds) == 1 and kinds <= VERSIONS else None
