@@ -10,6 +10,7 @@ import ctypes
 import functools
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ import pytest
 
 _CLONE_NEWNET = 0x40000000
 _PATIENCE = 20.0  # seconds for a command
+_IPV6_ROUTES = 0x400  # group of netlink messages
+_NEW_ROUTE, _LOCAL = 24, 2  # type of message, type of route
 
 
 @functools.cache
@@ -56,6 +59,11 @@ def _ip(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=True).stdout
 
 
+def _is_local_route(message: bytes, address: bytes) -> bool:
+    """Whether a netlink message says that packets for `address` are now taken in."""
+    return message[4] == _NEW_ROUTE and message[23] == _LOCAL and address in message[28:]
+
+
 class Namespace:
     def __init__(self, name: str) -> None:
         self.name = name
@@ -85,6 +93,22 @@ class Namespace:
         """A `sysctl` of the network, like `ipv4/ip_forward`."""
         with self.inside():
             Path("/proc/sys/net", key).write_text(value)
+
+    @contextlib.contextmanager
+    def taking(self, address: str) -> Iterator[None]:
+        """Inside, the IPv6 `address` is given to a device; afterwards the kernel takes packets for it.
+
+        It begins to do so some time after it has said yes, without any sign but the route that it makes then.
+        """
+        with self.inside():
+            ear = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        with ear:
+            ear.bind((0, _IPV6_ROUTES))
+            ear.settimeout(_PATIENCE)
+            yield
+            wanted = socket.inet_pton(socket.AF_INET6, address)
+            while not _is_local_route(ear.recv(65_536), wanted):
+                pass
 
     def command(self, *arguments: str) -> list[str]:
         """What runs a program in here."""
