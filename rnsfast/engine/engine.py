@@ -23,7 +23,7 @@ from rnsfast.engine.channel import Channel
 from rnsfast.engine.destination import Destination, Direction, ProofStrategy
 from rnsfast.engine.events import Listener, PacketArrived
 from rnsfast.engine.filter import HashMemory
-from rnsfast.engine.known import KnownTable, PathTable
+from rnsfast.engine.known import KnownTable, Path, PathTable
 from rnsfast.engine.link import Link
 from rnsfast.engine.linkstate import INITIATOR_STALE_FLOOR, Cause, State, initiator_timeout, responder_timeout
 from rnsfast.engine.port import Port
@@ -122,6 +122,7 @@ class Engine:
         self.announcing = Announcing(self)
         self.unverified = AnnounceQueue()  # announces whose signatures are to be verified; see `verify`
         self.blackhole = Blackhole()
+        self.stored_paths: dict[bytes, list[tuple[bytes, Path]]] = {}  # by interface hash: until that is there
         self.transport = Transport(self) if transport else None  # carries other people's packets
         self.destinations: dict[tuple[bytes, int], Destination] = {}  # by hash and kind
         self.links: dict[bytes, Link] = {}  # by link id, pending ones too
@@ -159,6 +160,15 @@ class Engine:
             port.joined(self.dirty)
             if self.transport is not None:
                 self.transport.attach(port, now)
+            if self.stored_paths:
+                self._take_stored(port)
+
+    def _take_stored(self, port: Port) -> None:
+        """The paths that were stored for an interface, now that it is there."""
+        for destination, path in self.stored_paths.pop(port.hash, ()):
+            if destination not in self.paths.paths:
+                path.port = port
+                self.paths.put(destination, path)
 
     def detach(self, port: Port, now: float) -> None:
         """An interface is gone for good: so are its links, and the paths over it."""

@@ -32,6 +32,10 @@ class HashMemory:
         self._current.add(key)
         return True
 
+    def recent(self) -> list[bytes]:
+        """A copy of the newer generation, in no order."""
+        return list(self._current)
+
     def forget(self, key: bytes) -> None:
         """As if `key` had never been seen."""
         self._current.discard(key)

@@ -16,8 +16,8 @@ from rnsfast.wire.announce import emission_time
 if TYPE_CHECKING:
     from rnsfast.engine.port import Port
 
-KNOWN_LIMIT: Final = 65536  # destinations; those longest unheard among the never used go first, then the oldest
-PATH_LIMIT: Final = 65536  # paths; those longest unused go first
+KNOWN_LIMIT: Final = 131_072  # destinations; those longest unheard among the never used go first, then the oldest
+PATH_LIMIT: Final = 131_072  # paths; those longest unused go first
 EVICTED: Final = 1024  # entries that leave a full table at a time: looking for them takes a look at all
 BLOBS_KEPT: Final = 64  # random blobs a path remembers
 PATH_LIFETIME: Final = 7 * 86400.0  # seconds

@@ -39,12 +39,14 @@ from rnsfast.node.managementapi import ManagementApi
 from rnsfast.node.paths import PathSearch
 from rnsfast.node.reactor import Reactor
 from rnsfast.node.storage import Storage
+from rnsfast.node.transportstore import TransportStore, slices
 from rnsfast.wire.knowndest import KnownDestination
 from rnsfast.wire.names import destination_hash, name_hash
 from rnsfast.wire.packet import SINGLE
 
 log = logging.getLogger(__name__)
 
+HASH_SAVES: Final = 12  # saves between two of the packet hashes seen
 SAVE_INTERVAL: Final = 300.0  # seconds; what is learnt is on disk after this long at the latest
 STOP_PATIENCE: Final = 5.0  # seconds `stop` waits for each of its threads
 RETRY_INTERFACE: Final = 10.0  # seconds between attempts to open an interface whose address was not free
@@ -89,6 +91,8 @@ class Node(ManagementApi):
         self._given: list[Interface] = []
         self._bootstrap: list[tuple[Section, Callable[[], Interface]]] = []  # interfaces only for finding others
         self._storage: Storage | None = None
+        self._transport_store: TransportStore | None = None
+        self._saves = 0
         self._control: ControlSocket | None = None
         self._management: Management | None = None
         self._started_at = 0.0  # as the reactor counts
@@ -160,6 +164,9 @@ class Node(ManagementApi):
         self._reactor = self._live = reactor
         if self._storage is not None:
             self._load(self._storage)
+            if self.config.enable_transport:
+                self._transport_store = TransportStore(self._storage, reactor.lock)
+                self._transport_store.load(self._engine, time.time())
         self._started_at = reactor.now()
         self._reactor.start()
         for section, make in checked.good:
@@ -286,6 +293,7 @@ class Node(ManagementApi):
                 self._end_links(reactor)
                 if linger and not reactor.is_mine(threading.current_thread()):
                     threading.Event().wait(linger)  # nothing tells when the peer has handled it
+                self._save_transport()
                 self._close_interfaces()
                 reactor.stop(STOP_PATIENCE)
                 self._end_links(reactor)  # what has come up meanwhile
@@ -337,7 +345,10 @@ class Node(ManagementApi):
 
     def _load(self, storage: Storage) -> None:
         unix_time = time.time()
-        for entry in storage.load_known_destinations():
+        entries = storage.load_known_destinations()
+        entries.reverse()
+        while entries:
+            entry = entries.pop()
             self._engine.known.put(entry.destination, _known(entry))
         storage.clean_peer_ratchets(self._engine.known.entries.keys(), unix_time)
         self._engine.known.ratchets.update(storage.load_peer_ratchets(unix_time))
@@ -354,12 +365,21 @@ class Node(ManagementApi):
         storage = self._storage
         if storage is None:
             return
-        with self._reactor.lock:
-            entries = [
-                KnownDestination(d, k.heard_at, k.packet_hash, k.public_key, k.app_data, k.used_at)
-                for d, k in self._engine.known.entries.items()
-            ]
+        table = self._engine.known.entries
+        entries: list[KnownDestination] = []
+        for part in slices(self._reactor.lock, table, _stored_known):
+            entries += part
         storage.save_known_destinations(entries)
+        store = self._transport_store
+        if store is not None and self._state == "running":
+            self._saves += 1
+            store.save(self._engine, hashes=self._saves % HASH_SAVES == 0)
+
+    def _save_transport(self) -> None:
+        """Before the interfaces go, and their paths with them."""
+        store, self._transport_store = self._transport_store, None
+        if store is not None:
+            store.save(self._engine, hashes=True)
 
     # ------------------------------------------------------------------ destinations
 
@@ -617,6 +637,12 @@ class Node(ManagementApi):
 
 def _known(entry: KnownDestination) -> Known:
     return Known(entry.received, entry.packet_hash, entry.public_key, entry.app_data, entry.used)
+
+
+def _stored_known(destination: bytes, known: Known) -> KnownDestination:
+    return KnownDestination(
+        destination, known.heard_at, known.packet_hash, known.public_key, known.app_data, known.used_at
+    )
 
 
 def _kind_of(section: Any) -> str:

@@ -35,8 +35,12 @@ def parse_known_destinations(file: bytes) -> list[KnownDestination] | None:
     table = unpack(file)
     if not isinstance(table, dict):
         return None
-    entries = (_entry(key, fields) for key, fields in table.items())
-    return [entry for entry in entries if entry is not None]
+    found: list[KnownDestination] = []
+    for key in list(table):  # consumed on the way, so that a large table is not in memory twice
+        entry = _entry(key, table.pop(key))
+        if entry is not None:
+            found.append(entry)
+    return found
 
 
 def _entry(key: object, fields: object) -> KnownDestination | None:

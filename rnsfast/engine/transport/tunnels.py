@@ -86,6 +86,11 @@ class Tunnels:
             else:
                 del tunnel.paths[destination]
 
+    def restore(self, identifier: bytes, paths: dict[bytes, Path], expires_at: float) -> None:
+        """A tunnel that was stored: its interface comes with the next synthesis."""
+        if len(self.tunnels) < LIMIT:
+            self.tunnels[identifier] = Tunnel(identifier, None, expires_at, paths)
+
     def path_taken(self, port: Port, destination: bytes, path: Path, unix_time: float) -> None:
         """A path was learnt from an announce on `port`: it is the tunnel's, too."""
         tunnel = self._by_port.get(port)
