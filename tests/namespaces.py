@@ -136,6 +136,8 @@ def namespace(*, ipv6: bool = False) -> Iterator[Namespace]:
 def join(left: Namespace, right: Namespace, left_address: str, right_address: str) -> None:
     """A cable between two namespaces: `wire` in each."""
     left.ip("link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns", right.name)
-    for end, address in ((left, left_address), (right, right_address)):
+    for end, address, local in ((left, left_address, "fe80::1/64"), (right, right_address, "fe80::2/64")):
+        if ":" in address:  # who forwards asks for neighbours from a link-local address
+            end.ip("addr", "add", local, "dev", "wire", "nodad")
         end.ip("addr", "add", address, "dev", "wire", *(["nodad"] if ":" in address else []))
         end.ip("link", "set", "wire", "up")

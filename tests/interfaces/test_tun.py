@@ -473,6 +473,21 @@ def test_an_unreachable_port_is_counted(
     runtime.run_until(lambda: interface.port.drops[Drop.ICMP_UNREACHABLE] == 1)
 
 
+def test_a_way_that_is_too_narrow_is_counted(
+    space: Namespace, real: Callable[..., TunInterface], runtime: FakeRuntime
+) -> None:
+    """Nothing is fragmented: the router before the narrow place says so."""
+    space.set("ipv4/ip_forward", "1")
+    space.ip("link", "add", "narrow", "mtu", "400", "type", "veth", "peer", "name", "nowhere")
+    space.ip("address", "add", "10.78.0.1/24", "dev", "narrow")
+    space.ip("link", "set", "narrow", "up")
+    interface = real(**REAL[4] | {"peers": PEER})
+    with runtime.lock:
+        interface.port.queue += [bytes(500), bytes(100)]
+    interface.flush(interface.port)
+    runtime.run_until(lambda: interface.port.drops[Drop.ICMP_TOO_BIG] == 1)
+
+
 def test_a_real_device_goes_down_and_up_and_away(
     space: Namespace, real: Callable[..., TunInterface], runtime: FakeRuntime
 ) -> None:
