@@ -43,16 +43,17 @@ class Recorder:
 class SimNode:
     """One engine, its recorder and its ports."""
 
-    def __init__(self, net: VirtualNet, name: str) -> None:
+    def __init__(self, net: VirtualNet, name: str, **options: Any) -> None:
         self.net, self.name = net, name
         self.recorder = Recorder()
-        self.engine = Engine(self.recorder, net.now, unix_offset=UNIX, entropy=net.random.randbytes)  # type: ignore[arg-type]
+        options.setdefault("entropy", net.random.randbytes)
+        self.engine = Engine(self.recorder, net.now, unix_offset=UNIX, **options)  # type: ignore[arg-type]
         self.links: list[Link] = []
 
     def port(self, name: str, **options: Any) -> Port:
         port = Port(f"{self.name}/{name}", **options)
         port.online = True
-        self.engine.attach(port)
+        self.engine.attach(port, self.net.now)
         return port
 
     def inbound(self, *aspects: str) -> Destination:
@@ -103,8 +104,8 @@ class VirtualNet:
         self._flying: list[tuple[float, int, Wire, bytes]] = []
         self._numbers = count()
 
-    def node(self, name: str) -> SimNode:
-        node = SimNode(self, name)
+    def node(self, name: str, **options: Any) -> SimNode:
+        node = SimNode(self, name, **options)
         self.nodes.append(node)
         return node
 

@@ -1,0 +1,1 @@
+"""Networks of transport nodes in virtual time."""
