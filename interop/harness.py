@@ -456,8 +456,9 @@ class Peer:
 class StockPeer(Peer):
     """A stock node, driven through `interop/stock_peer.py`. `config` is a directory with a config file in it."""
 
-    def __init__(self, config: Path, label: str = "", *, waits: Waits | None = None) -> None:
+    def __init__(self, config: Path, label: str = "", *, waits: Waits | None = None, hurry: bool = False) -> None:
         command = [stock_python(), str(HERE / "stock_peer.py"), "--config", str(config)]
+        command += ["--hurry"] if hurry else []
         super().__init__(command, config, label, waits=waits or Waits())
 
 

@@ -35,7 +35,8 @@ Events
     identified(link, identity); link_packet(link, data); message(link, number, data);
     eof(link, stream, size, sha256); cut(the same: the link ended first); resource(link, complete, size, sha256)
 
-`setup`, `on_link` and the channel options are described in `stock_link.py`, seeded content in `seeded.py`.
+`setup`, `on_link` and the channel options are described in `stock_link.py`, seeded content in `seeded.py`, commands
+about management in `stock_management.py`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
 import os
 import resource as usage
 import sys
@@ -60,10 +62,12 @@ import RNS
 
 from interop.seeded import data as seeded_data
 from interop.stock_link import STATES, Session
+from interop.stock_management import ManagementCommands, hurry
 
 KINDS = {"single": RNS.Destination.SINGLE, "group": RNS.Destination.GROUP, "plain": RNS.Destination.PLAIN}
 PROOFS = {"none": RNS.Destination.PROVE_NONE, "app": RNS.Destination.PROVE_APP, "all": RNS.Destination.PROVE_ALL}
 SLOW = {"wait_path", "send", "open", "link_send", "message", "messages", "received", "write", "request", "resource"}
+SLOW |= {"ask", "wait_banned"}
 LEAVE_WITHIN = 4.0  # seconds for an orderly exit
 
 
@@ -71,12 +75,16 @@ def unhex(text: str | None) -> bytes | None:
     return None if text is None else bytes.fromhex(text)
 
 
-class StockNode:
+class StockNode(ManagementCommands):
     """The commands, one method each, named `do_…`."""
 
     def __init__(self, config: str) -> None:
         self._lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)  # whatever prints from now on does not disturb the lines
+        # The search for stamps forks: children must not keep the lines open, nor find standard input being read.
+        os.register_at_fork(after_in_child=lambda: os.dup2(2, self._lines.fileno()))
+        self._commands = os.fdopen(os.dup(0), encoding="utf-8")
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
         self._printing = threading.Lock()
         self._identities: dict[str, Any] = {}
         self._destinations: dict[str, Any] = {}
@@ -97,7 +105,7 @@ class StockNode:
     def run(self) -> None:
         """Serve commands until quit or the end of input."""
         self.emit("ready", pid=os.getpid(), version=RNS.version(), transport=RNS.Reticulum.transport_enabled())
-        for text in sys.stdin:
+        for text in self._commands:
             try:
                 command = json.loads(text)
                 name, number = command.pop("do"), command.pop("id")
@@ -415,11 +423,17 @@ def outcome(packet: Any, wait: bool, timeout: float) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="a stock node under remote control")
     parser.add_argument("--config", required=True, help="configuration directory")
-    node = StockNode(parser.parse_args().config)
+    parser.add_argument("--hurry", action="store_true", help="let jobs look every second instead of every minute")
+    arguments = parser.parse_args()
+    if arguments.hurry:
+        hurry()
+    node = StockNode(arguments.config)
     node.run()
     late = threading.Timer(LEAVE_WITHIN, os._exit, args=(3,))
     late.daemon = True
     late.start()
+    for child in multiprocessing.active_children():  # the exit below leaves them behind
+        child.kill()
     RNS.exit(0)
 
 

@@ -46,7 +46,9 @@ class Discovery:
         network = management.network_identity
         self._announcements = Destination(network or engine.transport_identity, Direction.IN, SINGLE, *_split(ASPECT))
         self._announcements.accepts_links = False
-        self._registered = False
+        # The destination of a network belongs to all its nodes, and they listen to each other: a node that took it for
+        # its own would hear nothing of the others.
+        self._is_shared = network is not None
         self.announcer = Announcer(
             management.errands(),
             self._published,
@@ -78,6 +80,9 @@ class Discovery:
 
     def start(self) -> None:
         """Load what is known, listen, and set the deadlines."""
+        if self._published() and not self._is_shared:
+            with self._reactor.turn:
+                self._reactor.engine.register(self._announcements)
         self.announcer.start()
         if self.listener is not None:
             self._work.run(self._load)
@@ -112,9 +117,6 @@ class Discovery:
         with self._reactor.turn as now:
             if self._reactor.closed:
                 return False
-            if not self._registered:
-                self._registered = True
-                self._reactor.engine.register(self._announcements)
             return self._reactor.engine.announcing.announce(self._announcements, app_data, now)
 
     # ------------------------------------------------------------------ listening
@@ -131,6 +133,8 @@ class Discovery:
 
     def _found(self, record: Record) -> None:
         assert self.store is not None
+        if record.offer.transport_id == self._reactor.engine.transport_id:
+            return  # one's own, come back
         kept = self.store.heard(record)
         log.debug("heard of %s for the %d. time", kept.name, kept.heard_count + 1)
         if self.connector is not None:

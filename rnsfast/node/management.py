@@ -87,7 +87,7 @@ class Management:
             self.add(own, *managementblackhole.NAME[1:], setup=self.blackholes.publish)
         if self.network_identity is not None:
             self.add(self.network_identity, "network")
-            self.add(self.network_identity, "network", "instance", own.hash.hex())
+            self.add(self.network_identity, "network", "instance", self.network_identity.hash.hex())
 
     def add(self, identity: Identity, *aspects: str, setup: Callable[[Destination], Any] | None = None) -> Destination:
         """A destination of the node's own: registered, and announced with the others."""

@@ -93,7 +93,7 @@ def test_a_node_of_a_network_announces_the_networks_destinations(clock: Clock, t
         clock.advance(15.1, pair.a)
         events = [heard.get(timeout=PATIENCE) for _ in range(2)]
         assert {event.identity.hash for event in events} == {Identity.load(path).hash}
-        own = pair.a._engine.transport_id.hex()
+        own = Identity.load(path).hash.hex()
         assert pair.a._management is not None
         names = [destination.name for destination in pair.a._management.destinations]
         assert names == ["rnstransport.network", f"rnstransport.network.instance.{own}"]
