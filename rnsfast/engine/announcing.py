@@ -55,6 +55,8 @@ VERIFIED_GENERATION: Final = 8_192  # announces, two generations of this many
 REQUEST_AGAIN: Final = 20.0  # seconds between path requests that the engine makes by itself
 REQUEST_MEMORY: Final = 45.0  # seconds a request is remembered
 RESPONSE_REUSE: Final = 1.0  # seconds for which one announce answers all path requests for a destination
+FUTURE: Final = 86_400.0  # seconds an emission time may be ahead of our clock
+CLOCK_IS_SET: Final = 1_600_000_000.0  # unix time; a clock before it was never set, and proves nothing
 EMISSION_LEAD: Final = 30  # seconds an emission time may run ahead of the clock to tell quick announces apart
 RATCHET_APP_DATA_MAX: Final = APP_DATA_MAX - 32
 
@@ -167,12 +169,19 @@ class Announcing:
             port.drops[Drop.ANNOUNCE_DESTINATION] += 1
         elif known is not None and known.public_key != announce.public_key:
             port.drops[Drop.ANNOUNCE_KEY_CHANGED] += 1
+        elif self._is_from_the_future(announce, now + engine.unix_offset):
+            port.drops[Drop.ANNOUNCE_FUTURE] += 1
         else:
             item = Unverified(port, packet, announce, raw, digest, identity, released)
             if digest + raw[:1] in self._verified:
                 self.valid(item, now)
             else:
                 engine.unverified.put(item)
+
+    def _is_from_the_future(self, announce: Announce, unix_time: float) -> bool:
+        """It would keep the destination's later announces out until its path expires (02, trap T4)."""
+        ahead = emission_time(announce.random_blob) - unix_time
+        return ahead > FUTURE and unix_time > CLOCK_IS_SET
 
     def valid(self, item: Unverified, now: float) -> None:
         """An announce with a valid signature: remember it, take the path if it is better.  Protocol 02, 2.3."""

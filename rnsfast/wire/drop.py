@@ -69,6 +69,7 @@ class Drop(Enum):
     TUNNEL_SIGNATURE = "violation.tunnel_signature"
     ANNOUNCE_BLACKHOLED = "announce.blackholed"
     ANNOUNCE_HELD = "announce.held"
+    ANNOUNCE_FUTURE = "announce.from_the_future"
     ANNOUNCE_OVERLOAD = "announce.overload"
     # Links (protocol 03)
     NO_SUCH_LINK = "link.unknown"
