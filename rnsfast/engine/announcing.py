@@ -169,8 +169,6 @@ class Announcing:
             port.drops[Drop.ANNOUNCE_DESTINATION] += 1
         elif known is not None and known.public_key != announce.public_key:
             port.drops[Drop.ANNOUNCE_KEY_CHANGED] += 1
-        elif self._is_from_the_future(announce, now + engine.unix_offset):
-            port.drops[Drop.ANNOUNCE_FUTURE] += 1
         else:
             item = Unverified(port, packet, announce, raw, digest, identity, released)
             if digest + raw[:1] in self._verified:
@@ -190,6 +188,9 @@ class Announcing:
         if port not in engine.ports:
             return  # gone meanwhile
         self._verified.add(item.digest + raw[:1])
+        if self._is_from_the_future(announce, now + engine.unix_offset):
+            port.drops[Drop.ANNOUNCE_FUTURE] += 1
+            return
         if transport is not None:
             if transport.announce_counted(port, announce, raw, now, released=item.released):
                 port.drops[Drop.ANNOUNCE_HELD] += 1
