@@ -136,7 +136,9 @@ class LinuxDatagramIO(PacketIO):
         self._ceiling = max_packet  # bytes of the largest packet in a run
         self._runs: dict[int, int] = {}  # of the last submission: where a run begins, and its packets
         self._rx_plain = self._tx_plain = False  # recvmmsg, sendmmsg were refused
-        self._singly = False  # the next submission makes no runs
+        self._singly = 0  # packets from here on that go without runs, since the run that they made was refused
+        self._suspected = False  # segmentation: if the first of them is taken, it was the run that was refused
+        self._batched = False  # the last call was sendmmsg
         caps = Caps(
             Kind.DATAGRAM, "linux-mmsg", max_batch, max_batch, max_packet, peers, RUN_PACKETS if self._gso else 1, True
         )
@@ -190,7 +192,10 @@ class LinuxDatagramIO(PacketIO):
 
     def _take(self, into: RxBatch) -> int:
         if self._left is not None:  # no call: they are here already
-            self._deliver(into, *self._left)
+            found, senders = self._left
+            if into is not self._rx_for:  # they stand in the memory of another batch
+                found = [memoryview(bytes(piece)) for piece in found]
+            self._deliver(into, found, senders)
             return 0
         if self._rx_plain:
             return self._take_plainly(into)
@@ -203,29 +208,40 @@ class LinuxDatagramIO(PacketIO):
             words[6 : 8 * used : 8] = _filled(0, used)
             if self._gro:
                 words[5 : 8 * used : 8] = _filled(CONTROL, used)
-            self._rx_used = 0
-        limit = min(into.slots, into.capacity)
+        limit = self._rx_used = min(into.slots, into.capacity)  # whatever comes, what may be touched is restored
         self.stats.rx_calls += 1
         count = sys.recvmmsg(self._number(), vector.address, limit, DONTWAIT, None)
-        if count < 0:
-            error = sys.get_errno()
+        if count <= 0:
+            error = sys.get_errno() if count else errno.EAGAIN
+            self._rx_used = 0
             if error in UNSUPPORTED:
-                self._rx_plain = True
-                _say_plain("recvmmsg", error)
+                self._receive_plainly(error)
                 return self._take_plainly(into)
             return error
-        if not count:
-            return errno.EAGAIN
         self._rx_used = min(count, limit)
+        if count > limit:
+            into.dropped += count  # more than there was room for: nothing in it can be trusted
+            return 0
         return self._check(into, vector, count)
+
+    def _receive_plainly(self, error: int) -> None:
+        self._rx_plain = True
+        _say_plain("recvmmsg", error)
+        if self._gro:  # plain calls do not say where the datagrams of a buffer end
+            self._gro = False
+            _probe(self._sock, UDP_GRO, 0)
 
     def _check(self, into: RxBatch, vector: Vector, count: int) -> int:
         """Hand over what looks as it should (protocol 09, 5.4)."""
         words, slot = vector.words, into.slot
         sizes = words[7 : 8 * count : 8].tolist()
         names = words[1 : 8 * count : 8].tolist()
-        bad = self._name_size is not None and names.count(self._name_size) != count
-        if count > into.slots or max(sizes) > slot or bad:
+        bad = self._name_size is not None and (
+            names.count(self._name_size) != count
+            or vector.names[0 : 32 * count : 32].tobytes().count(self._family or 0) != count
+            or vector.names[1 : 32 * count : 32].tobytes().count(0) != count
+        )
+        if max(sizes) > slot or bad:
             into.dropped += count  # no shape that the kernel produces: nothing in it can be trusted
             return 0
         flags = words[6 : 8 * count : 8].tolist()
@@ -246,7 +262,7 @@ class LinuxDatagramIO(PacketIO):
                 continue
             pieces = [into.room(i)[:size]]
             if joined:
-                used = words[8 * i + 5]
+                used = min(words[8 * i + 5], CONTROL)
                 pieces = cut(pieces[0], size_of_segments(vector.control[CONTROL * i : CONTROL * i + used]))
             for piece in pieces:
                 if len(piece) > limit:
@@ -295,8 +311,9 @@ class LinuxDatagramIO(PacketIO):
         return min(sizes) > 0 and max(sizes) <= self.caps.max_packet
 
     def _submit_one(self, item: bytes, peer: Peer | None) -> int:
-        if self._runs:
-            self._runs = {}  # of an earlier submission: what goes wrong now is about this packet
+        if self._batched:  # the runs are of an earlier submission: what goes wrong now is about this packet
+            self._batched = self._suspected = False
+            self._runs, self._singly = {}, 0
         name, size = (None, 0) if peer is None else (peer.raw, len(peer.raw))
         sys = self._sys
         if sys.sendto(self._number(), item, len(item), DONTWAIT | NOSIGNAL, name, size) < 0:
@@ -308,8 +325,8 @@ class LinuxDatagramIO(PacketIO):
             return self._submit_plainly(items, peers, first, stop)
         one = peers if peers is None or isinstance(peers, Peer) else None
         each = peers if peers is not None and one is None else None
-        singly, self._singly = self._singly, False
-        if self._gso and not singly:
+        self._batched = True
+        if self._gso and not self._singly:
             runs = plan_runs(items, each, first, stop, self._ceiling)  # type: ignore[arg-type]
             entries = [items[a] if b - a == 1 else b"".join(items[a:b]) for a, b in runs]
             self._runs = {a: b - a for a, b in runs}
@@ -323,6 +340,8 @@ class LinuxDatagramIO(PacketIO):
         pointers = (ctypes.c_char_p * count)(*entries)  # keeps nothing alive; `entries` does
         iovecs[0 : 2 * count : 2] = memoryview(pointers).cast("B").cast("Q")
         iovecs[1 : 2 * count : 2] = memoryview((ctypes.c_uint64 * count)(*map(len, entries))).cast("B").cast("Q")
+        if len(self._to) >= SENDERS:  # not further down: the entries of this batch point at what is remembered
+            self._to.clear()
         if each is None:
             address, size = (0, 0) if one is None else self._address_of(one)
             words[0 : 8 * count : 8] = _filled(address, count)
@@ -332,26 +351,36 @@ class LinuxDatagramIO(PacketIO):
             for i, at in enumerate(starts):
                 words[8 * i], words[8 * i + 1] = self._address_of(each[at])  # type: ignore[index]
         with_control = 0
-        for i, (a, b) in enumerate(runs):
-            if b - a > 1:
-                vector.control[CONTROL * i : CONTROL * (i + 1)] = segment_control(len(items[a]))
-                words[8 * i + 4], words[8 * i + 5] = vector.control_address + CONTROL * i, CONTROL
-                with_control = i + 1
         sys = self._sys
-        taken = sys.sendmmsg(self._number(), vector.address, count, DONTWAIT | NOSIGNAL)
-        error = sys.get_errno() if taken < 0 else 0
-        if with_control:  # only what was used is put back
-            words[4 : 8 * with_control : 8] = _filled(0, with_control)
-            words[5 : 8 * with_control : 8] = _filled(0, with_control)
+        try:
+            for i, (a, b) in enumerate(runs):
+                if b - a > 1:
+                    with_control = i + 1
+                    vector.control[CONTROL * i : CONTROL * (i + 1)] = segment_control(len(items[a]))
+                    words[8 * i + 4], words[8 * i + 5] = vector.control_address + CONTROL * i, CONTROL
+            taken = sys.sendmmsg(self._number(), vector.address, count, DONTWAIT | NOSIGNAL)
+            error = sys.get_errno() if taken < 0 else 0
+        finally:
+            if with_control:  # only what was used is put back
+                words[4 : 8 * with_control : 8] = _filled(0, with_control)
+                words[5 : 8 * with_control : 8] = _filled(0, with_control)
         if taken < 0:
             return 0, error
-        return (sum(b - a for a, b in runs[:taken]) if runs else taken), 0
+        if runs:
+            return sum(b - a for a, b in runs[:taken]), 0
+        if self._singly and taken:
+            self._went_singly(taken)
+        return taken, 0
+
+    def _went_singly(self, count: int) -> None:
+        self._singly = max(0, self._singly - count)
+        if self._suspected:  # legal one by one, so it is segmentation that does not work here
+            self._suspected = False
+            self._end_segmentation(errno.EINVAL)
 
     def _address_of(self, peer: Peer) -> tuple[int, int]:
         known = self._to.get(peer.raw)
         if known is None:
-            if len(self._to) >= SENDERS:
-                self._to.clear()
             buffer = ctypes.create_string_buffer(peer.raw, len(peer.raw))
             known = self._to[peer.raw] = (buffer, ctypes.addressof(buffer))
         return known[1], len(peer.raw)
@@ -365,13 +394,17 @@ class LinuxDatagramIO(PacketIO):
 
     def _judge(self, error: int, items: Sequence[bytes], at: int) -> tuple[Verdict, int]:
         length = self._runs.get(at, 1)
-        if length > 1:
-            return self._judge_run(error, len(items[at]), length)
-        if error in (errno.ENOSYS, errno.EOPNOTSUPP) and len(items) > 1 and not self._tx_plain:
+        if self._batched and (error == errno.ENOSYS or (error == errno.EOPNOTSUPP and length == 1)):
             self._tx_plain = True
             _say_plain("sendmmsg", error)
             return Verdict.AGAIN, 1
-        return SEND.get(error, Verdict.REJECT), 1
+        if length > 1:
+            return self._judge_run(error, len(items[at]), length)
+        verdict = SEND.get(error, Verdict.REJECT)
+        self._suspected = False
+        if verdict is Verdict.REJECT:
+            self._singly = max(0, self._singly - 1)
+        return verdict, 1
 
     def _judge_run(self, error: int, size: int, length: int) -> tuple[Verdict, int]:
         """A refused run: nothing of it was sent. What would go out packet by packet does so, in this very batch."""
@@ -380,20 +413,24 @@ class LinuxDatagramIO(PacketIO):
             return verdict, length
         if error in _WHOLE_RUN:
             return Verdict.REJECT, length  # says something about the peer or the device, not about the run
+        self._singly = length
         if error == errno.EMSGSIZE:
             # The way is narrower than before. Smaller packets may still travel in runs.
             self._ceiling = min(self._ceiling, size - 1)
             log_once("segments", "packets of %d bytes are too large to be segmented by the system: sent singly", size)
+        elif error == errno.EINVAL:
+            self._suspected = True  # or the address is illegal, and its packets are refused one by one, too
         elif error in _NO_SEGMENTATION:
-            self._gso = False
-            log_once("segmentation", "segmentation by the system is refused (%s): sent singly", describe(error))
-        else:
-            self._singly = True  # passing: the next batch is tried in runs again
-        return Verdict.AGAIN, length
+            self._end_segmentation(error)
+        return Verdict.AGAIN, length  # anything else passes: the next run is tried again
+
+    def _end_segmentation(self, error: int) -> None:
+        self._gso = False
+        log_once("segmentation", "segmentation by the system is refused (%s): sent singly", describe(error))
 
 
 #: A run is refused with one of these where the device or a policy of the system cannot segment.
-_NO_SEGMENTATION: Final = frozenset({errno.EIO, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOPROTOOPT})
+_NO_SEGMENTATION: Final = frozenset({errno.EIO, errno.EOPNOTSUPP, errno.ENOPROTOOPT})
 
 #: Errors that each packet of a run would meet.
 _WHOLE_RUN: Final = frozenset(
