@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from rnsfast.engine.destination import Destination
-from tests.sim.network import Network, rebroadcasts
+from tests.sim.checks import rebroadcasts
+from tests.sim.network import Network
 from tests.virtualnet import SimNode
 
 Build = Callable[[Network, Sequence[SimNode]], object]
