@@ -565,15 +565,20 @@ class Engine:
         self.ban_all({identity: ban})
 
     def ban_all(self, bans: Mapping[bytes, Ban]) -> None:
-        """As `ban`, for many: the paths are looked through once."""
+        """As `ban`, for many at once. Stored paths must not come back, either (trap T14)."""
         self.blackhole.bans.update(bans)
-        entries = self.known.entries
-        for destination in list(self.paths.paths) if bans else ():
-            known = entries.get(destination)
-            if known is not None and truncated(known.public_key) in bans:
-                self.paths.drop(destination)
-                if self.transport is not None:
-                    self.transport.announces.forget(destination)
+        if not bans:
+            return
+        gone = {d for d, known in self.known.entries.items() if truncated(known.public_key) in bans}
+        for destination in gone:
+            self.paths.drop(destination)
+            if self.transport is not None:
+                self.transport.announces.forget(destination)
+                self.transport.tunnels.forget(destination)
+        if gone:
+            self.stored_paths = {
+                port: [item for item in items if item[0] not in gone] for port, items in self.stored_paths.items()
+            }
 
     # ------------------------------------------------------------------ what links and receipts report
 

@@ -47,6 +47,10 @@ class Management:
         self.discovery = Discovery(node, self)
         self.blackholes = Blackholes(node, self)
 
+    def load(self) -> None:
+        """What must be known before anything is heard."""
+        self.blackholes.load()
+
     def start(self) -> None:
         """Make the destinations and set the deadlines."""
         self._make_destinations()

@@ -49,12 +49,15 @@ class Blackholes:
     def _own(self) -> bytes:
         return self._reactor.engine.transport_id
 
-    def start(self) -> None:
-        """Apply what was stored, and set the deadlines of fetching."""
+    def load(self) -> None:
+        """Apply what was stored."""
         if self._files is not None:
             stored = self._files.load(self._own, self._sources, self._work.unix_time())
             self._add({identity: ban for identity, ban in stored.items() if ban.source == self._own}, {self._own})
             self._take_list(stored)
+
+    def start(self) -> None:
+        """Set the deadlines of fetching."""
         for source in self._sources:
             self._fetch_at(self._work.now() + FIRST_FETCH, source)
 

@@ -167,6 +167,8 @@ class Node(ManagementApi):
             if self.config.enable_transport:
                 self._transport_store = TransportStore(self._storage, reactor.lock)
                 self._transport_store.load(self._engine, time.time())
+        self._management = Management(self)
+        self._management.load()  # before interfaces bring stored paths back
         self._started_at = reactor.now()
         self._reactor.start()
         for section, make in checked.good:
@@ -179,7 +181,6 @@ class Node(ManagementApi):
             self.failed.append(FailedInterface(section.name, _kind_of(section), str(error)))
             log.error("%s", error)
         self._reactor.call_at(monotonic() + SAVE_INTERVAL, self._save_later)
-        self._management = Management(self)
         self._management.start()
         if self._configdir is not None:
             self._control = ControlSocket(self._configdir, reactor, self._look)

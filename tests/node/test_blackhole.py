@@ -236,3 +236,21 @@ def test_a_long_list_is_shortened_to_a_packet_with_ones_own_entries_first(clock:
 def test_a_name_is_resolved_to_nothing(clock: Clock) -> None:
     with pair_with(clock) as pair:
         assert pair.a.resolve_identity("somebody") is None
+
+
+def test_stored_paths_to_a_banned_identity_do_not_come_back(clock: Clock) -> None:
+    with pair_with(clock, enable_transport=True) as pair:
+        who, other = Identity(), Identity()
+        mine, theirs = (pair.b.register(each, "test", "x").hash for each in (other, who))
+        for destination in (mine, theirs):
+            pair.a.request_path(destination, PATIENCE)
+        engine = pair.a._engine
+        paths = dict(engine.paths.paths)
+        assert engine.transport is not None
+        with pair.a._reactor.turn:
+            engine.stored_paths[b"i" * 32] = list(paths.items())
+            engine.transport.tunnels.restore(b"t" * 32, dict(paths), 1e12)
+        pair.a.blackhole(who.hash)
+        assert [destination for destination, _ in engine.stored_paths[b"i" * 32]] == [mine]
+        assert [list(tunnel.paths) for tunnel in engine.transport.tunnels.tunnels.values()] == [[mine]]
+        assert pair.a.has_path(mine) and not pair.a.has_path(theirs)

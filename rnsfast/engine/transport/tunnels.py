@@ -86,6 +86,11 @@ class Tunnels:
             else:
                 del tunnel.paths[destination]
 
+    def forget(self, destination: bytes) -> None:
+        """Have no tunnel bring a path to this destination back."""
+        for tunnel in self.tunnels.values():
+            tunnel.paths.pop(destination, None)
+
     def restore(self, identifier: bytes, paths: dict[bytes, Path], expires_at: float) -> None:
         """A tunnel that was stored: its interface comes with the next synthesis."""
         if len(self.tunnels) < LIMIT:
