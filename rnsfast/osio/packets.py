@@ -129,8 +129,10 @@ class PacketIO(Descriptor):
         stats = self.stats
         if self._closing:
             return TxResult(index, 0, (), 0, TxState.CLOSED)
-        if not self._is_valid(item) or (peer is not None and peer.family != self._family):
-            return self._rejected_one(index, errno.EINVAL if not item else self._invalidity(item))
+        if not self._is_valid(item):
+            return self._rejected_one(index, self._invalidity(item))
+        if peer is not None and peer.family != self._family:
+            return self._rejected_one(index, errno.EAFNOSUPPORT)
         for repeat in range(REPEATS + 1):
             error = errno.EINTR
             while error == errno.EINTR:
@@ -140,6 +142,8 @@ class PacketIO(Descriptor):
                 stats.tx_packets += 1
                 stats.tx_bytes += len(item)
                 return TxResult(index + 1, 1, (), 0, TxState.DONE)
+            if self._is_closing():
+                return TxResult(index, 0, (), 0, TxState.CLOSED)
             verdict, _ = self._judge(error, (item,), 0)
             if verdict is Verdict.AGAIN or (verdict is Verdict.REPEAT and repeat < REPEATS):
                 continue
@@ -183,6 +187,8 @@ class PacketIO(Descriptor):
                     continue
             if not error:
                 return self._finish(TxState.BROKEN, errno.EIO, order[at], sent, rejected)  # no progress: never loop
+            if self._is_closing():  # whatever it says, it is about that
+                return self._finish(TxState.CLOSED, 0, order[at], sent, rejected)
             verdict, span = self._judge(error, valid, at)
             if verdict is Verdict.REPEAT:
                 repeats += 1
@@ -198,8 +204,6 @@ class PacketIO(Descriptor):
     def _end(
         self, verdict: Verdict, error: int, taken: int, sent: int, rejected: Sequence[tuple[int, int]], left: int
     ) -> TxResult:
-        if self._closing:
-            return self._finish(TxState.CLOSED, 0, taken, sent, rejected)
         if verdict is Verdict.BLOCKED:
             self.stats.tx_blocked += 1
         elif verdict is Verdict.UNKNOWN:
