@@ -104,8 +104,8 @@ class Management:
         return destination
 
     def _announce_in_turn(self) -> None:
-        self._announce()
         self._errands[0].run_at(self._reactor.now() + ANNOUNCE_INTERVAL, self._announce_in_turn)
+        self._announce()
 
     def _announce(self) -> None:
         with self._reactor.turn as now:

@@ -128,7 +128,7 @@ class Blackholes:
     def _fetch_and_again(self, source: bytes) -> None:
         try:
             added = self._fetch(source)
-        except (RnsfastError, OSError) as error:
+        except (RnsfastError, OSError, ValueError) as error:
             if self._work.stopping.is_set():
                 return
             if source not in self._silent:

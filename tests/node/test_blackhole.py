@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -254,3 +255,15 @@ def test_stored_paths_to_a_banned_identity_do_not_come_back(clock: Clock) -> Non
         assert [destination for destination, _ in engine.stored_paths[b"i" * 32]] == [mine]
         assert [list(tunnel.paths) for tunnel in engine.transport.tunnels.tunnels.values()] == [[mine]]
         assert pair.a.has_path(mine) and not pair.a.has_path(theirs)
+
+
+def test_a_node_that_waits_for_a_source_stops_at_once(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+    with pair_with(clock, blackhole_sources=(SOURCE,)) as pair:
+        connect = pair.a.connect
+        monkeypatch.setattr(pair.a, "connect", lambda *a, **k: (asked.set(), connect(*a, **k))[1], raising=False)
+        clock.advance(20.1, pair.a)
+        assert asked.wait(PATIENCE)
+        began = time.monotonic()
+        pair.a.stop()
+        assert time.monotonic() - began < 4.0  # less than the patience with threads that do not end
