@@ -21,15 +21,62 @@ def deadline_in(timeout: float | None) -> float | None:
     return timeout if timeout is None else timeout + time.monotonic()
 
 
-class Descriptor:
-    """The part that all pollable back ends share: locks, waiting, waking, closing."""
+class _Bell:
+    """Ends the current wait of one waiter, or else its next one. Rung often before it is heard, it counts once."""
 
     def __init__(self) -> None:
-        self._rx_lock, self._tx_lock = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        self._pair: tuple[socket.socket, socket.socket] | None = None  # made by the first wait that needs it
+        self._rung = False
+
+    def listen(self) -> socket.socket | None:
+        """What becomes readable when the bell rings; None if it has rung."""
+        with self._lock:
+            if self._pair is None:
+                self._pair = socket.socketpair()
+                for end in self._pair:
+                    end.setblocking(False)
+            if self._rung:
+                self._hush(self._pair[0])
+                return None
+            return self._pair[0]
+
+    def hush(self) -> None:
+        with self._lock:
+            if self._pair is not None:
+                self._hush(self._pair[0])
+
+    def _hush(self, ear: socket.socket) -> None:
+        self._rung = False
+        with contextlib.suppress(OSError):
+            ear.recv(64)
+
+    def ring(self) -> None:
+        with self._lock:
+            if not self._rung:
+                self._rung = True
+                if self._pair is not None:
+                    with contextlib.suppress(OSError):
+                        self._pair[1].send(b"w")
+
+    def close(self) -> None:
+        with self._lock:
+            for end in self._pair or ():
+                end.close()
+            self._pair = None
+
+
+class Descriptor:
+    """The part that all pollable back ends share: locks, waiting, waking, closing.
+
+    Who waits for room only does not hold the receive lock: a reader that waits for ever must not keep a writer waiting.
+    """
+
+    def __init__(self) -> None:
+        self._rx_lock, self._tx_lock, self._write_wait = threading.Lock(), threading.Lock(), threading.Lock()
         self._closing = False
         self._close_lock = threading.Lock()
-        self._waker: tuple[socket.socket, socket.socket] | None = None  # made by the first wait that needs it
-        self._waker_lock = threading.Lock()
+        self._read_bell, self._write_bell = _Bell(), _Bell()
 
     # What a back end says about itself
 
@@ -54,28 +101,21 @@ class Descriptor:
         return self._closing
 
     def wait(self, timeout: float | None, read: bool = True, write: bool = False) -> int:
-        with self._waker_lock:
-            if self._closing:
-                return 0
-            if self._waker is None:
-                self._waker = socket.socketpair()
-                for end in self._waker:
-                    end.setblocking(False)
-            ear = self._waker[0]
         events = (selectors.EVENT_READ if read else 0) | (selectors.EVENT_WRITE if write else 0)
-        with self._rx_lock, selectors.DefaultSelector() as selector:
-            if self._is_closing():
+        lock, bell = (self._rx_lock, self._read_bell) if read else (self._write_wait, self._write_bell)
+        with lock:
+            if self._is_closing() or (ear := bell.listen()) is None:
                 return 0
-            selector.register(ear, selectors.EVENT_READ)
-            selector.register(self._number(), events)
-            ready = 0
-            for key, mask in selector.select(timeout):
-                if key.fileobj is ear:
-                    with contextlib.suppress(OSError):
-                        ear.recv(64)
-                    return 0
-                ready = mask
-            return ready
+            with selectors.DefaultSelector() as selector:
+                selector.register(ear, selectors.EVENT_READ)
+                selector.register(self._number(), events)
+                ready = 0
+                for key, mask in selector.select(timeout):
+                    if key.fileobj is ear:
+                        bell.hush()
+                        return 0
+                    ready = mask
+                return ready
 
     def _wait_readable(self, deadline: float | None) -> bool:
         """Wait until there may be something to read. False at the deadline and when woken; IOClosed when closed."""
@@ -87,10 +127,8 @@ class Descriptor:
         return False
 
     def wake(self) -> None:
-        with self._waker_lock:
-            if self._waker is not None:
-                with contextlib.suppress(OSError):
-                    self._waker[1].send(b"w")
+        self._read_bell.ring()
+        self._write_bell.ring()
 
     def close(self) -> None:
         with self._close_lock:
@@ -99,9 +137,7 @@ class Descriptor:
             self._closing = True
             self.wake()
             self._shut()
-            with self._rx_lock, self._tx_lock:
+            with self._write_wait, self._rx_lock, self._tx_lock:
                 self._release()
-            with self._waker_lock:
-                for end in self._waker or ():
-                    end.close()
-                self._waker = None
+                self._read_bell.close()
+                self._write_bell.close()

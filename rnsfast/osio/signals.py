@@ -38,8 +38,8 @@ class SignalIO(PacketIO):
     def __init__(self, caps: Caps, family: int | None, events: EventSys) -> None:
         super().__init__(caps, family)
         self._events = events
-        self._write_wait = threading.Lock()
-        self._gone = False  # the events are closed; under `_waker_lock`
+        self._gone = False  # the events are closed; under `_gone_lock`
+        self._gone_lock = threading.Lock()
         self._stop = events.create_event(True)
         self._wake_read = events.create_event(False)
         self._wake_write = events.create_event(False)
@@ -93,7 +93,7 @@ class SignalIO(PacketIO):
             return self._stop if self._is_closing() else self._arm_write()
 
     def wake(self) -> None:
-        with self._waker_lock:
+        with self._gone_lock:
             if not self._gone:
                 self._events.set_event(self._wake_read)
                 self._events.set_event(self._wake_write)
@@ -105,7 +105,7 @@ class SignalIO(PacketIO):
 
     def _release(self) -> None:
         self._free()
-        with self._waker_lock:
+        with self._gone_lock:
             self._gone = True
             self._close_events()
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from rnsfast.osio import descriptor
 from rnsfast.osio.backend import bounds, open_backend
-from rnsfast.osio.contract import BatchIO, IOClosed, Kind, TxState
+from rnsfast.osio.contract import BatchIO, Kind, TxState
 from rnsfast.osio.peers import make_peer
 
 PATIENCE = 10.0
@@ -192,106 +190,6 @@ def test_a_closed_port_costs_nothing_once_it_is_open_again(opened: Open) -> None
     there = bound(address)
     assert sender.send(numbered(20, 500), make_peer(*address)).sent == 20
     assert drain(opened(there), 20) == numbered(20, 500)
-
-
-def test_a_wake_ends_the_wait(opened: Open) -> None:
-    io = opened(bound())
-    counts: list[int] = []
-    thread = threading.Thread(target=lambda: counts.append(io.recv(io.make_batch(), PATIENCE)))
-    thread.start()
-    while thread.is_alive():
-        io.wake()
-        thread.join(0.01)
-    assert counts == [0]
-
-
-# -- closing ------------------------------------------------------------------------------------------------------
-
-
-def test_a_close_ends_a_blocked_receive(opened: Open) -> None:
-    io = opened(bound())
-    waiting, ended = threading.Event(), threading.Event()
-
-    def read() -> None:
-        batch = io.make_batch()
-        waiting.set()
-        with pytest.raises(IOClosed):
-            while True:
-                io.recv(batch, PATIENCE)
-        ended.set()
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    assert waiting.wait(PATIENCE)
-    io.close()
-    assert ended.wait(PATIENCE)
-    thread.join()
-    assert io.fileno() == -1 and io.send([b"x", b"y"], make_peer("127.0.0.1", 9)).state is TxState.CLOSED
-    io.close()
-
-
-@pytest.mark.slow
-def test_no_call_ever_touches_a_number_that_somebody_else_has_now(variant: str) -> None:
-    """Sockets are opened and closed under a reader and a writer while another thread grabs the numbers they had."""
-    open_before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    stop, failures, foreign = threading.Event(), [], b"foreign"
-    with bound() as decoy_peer:
-        target = make_peer(*decoy_peer.getsockname())
-
-        def grab() -> None:
-            """Takes numbers and puts datagrams into their queues that nobody but us may read."""
-            while not stop.is_set():
-                socks = [bound() for _ in range(3)]
-                for sock in socks:
-                    sock.sendto(foreign, sock.getsockname())
-                for sock in socks:
-                    sock.setblocking(False)
-                    try:
-                        if sock.recv(100) != foreign:
-                            failures.append("a foreign socket received ours")
-                    except BlockingIOError:
-                        failures.append("somebody read from a foreign socket")
-                    sock.close()
-
-        grabber = threading.Thread(target=grab)
-        grabber.start()
-        try:
-            for _ in range(300):
-                io = open_backend(Kind.DATAGRAM, bound())
-                began = threading.Barrier(3)
-
-                def read(io: BatchIO = io, began: threading.Barrier = began) -> None:
-                    batch = io.make_batch()
-                    began.wait(PATIENCE)
-                    try:
-                        while True:
-                            io.recv(batch, PATIENCE)
-                            if foreign in batch.take_all():
-                                failures.append("read a foreign datagram")
-                    except IOClosed:
-                        return
-
-                def write(io: BatchIO = io, began: threading.Barrier = began) -> None:
-                    began.wait(PATIENCE)
-                    while io.send([b"ours"] * 4, target).state is not TxState.CLOSED:
-                        pass
-
-                threads = [threading.Thread(target=work) for work in (read, write)]
-                for thread in threads:
-                    thread.start()
-                began.wait(PATIENCE)
-                closers = [threading.Thread(target=io.close) for _ in range(2)]
-                for thread in closers:
-                    thread.start()
-                for thread in (*threads, *closers):
-                    thread.join(PATIENCE)
-                    assert not thread.is_alive()
-        finally:
-            stop.set()
-            grabber.join()
-    assert not failures, failures[:3]
-    if open_before:
-        assert len(os.listdir("/proc/self/fd")) == open_before
 
 
 # -- choosing -----------------------------------------------------------------------------------------------------
