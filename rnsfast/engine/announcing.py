@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 TAG_GENERATION: Final = 16_000  # request tags remembered, two generations of this many
 VERIFIED_GENERATION: Final = 8_192  # announces, two generations of this many
-REQUEST_AGAIN: Final = 20.0  # seconds between path requests that the engine makes by itself
 REQUEST_MEMORY: Final = 45.0  # seconds a request is remembered
 RESPONSE_REUSE: Final = 1.0  # seconds for which one announce answers all path requests for a destination
 FUTURE: Final = 86_400.0  # seconds an emission time may be ahead of our clock
@@ -313,8 +312,11 @@ class Announcing:
             self._engine.transport.path_requested(port, request, tag, now)
 
     def path_failed(self, destination: bytes, now: float) -> None:
-        """A link along the path came to nothing: give the path up, ask for another."""
-        if self._engine.paths.drop(destination) and now - self._requested.get(destination, -inf) > REQUEST_AGAIN:
+        """A link along the path came to nothing: give the path up, ask for another at once.
+
+        Only a path that was there is asked for again, so there is one request for each that was learnt.
+        """
+        if self._engine.paths.drop(destination):
             self.request_path(destination, now)
 
     def clean(self, now: float) -> None:

@@ -205,7 +205,8 @@ class Engine:
         return [link for link in self.links.values() if link.port is port and link.state is not State.PENDING]
 
     def _lost(self, port: Port, now: float) -> None:
-        for link in self._links_of(port):
+        """Links over `port` end; so do those whose request went out on it, as no answer can come."""
+        for link in [link for link in self.links.values() if link.port is port]:
             link.apply(Cause.PORT_LOST, now)
 
     # ------------------------------------------------------------------ destinations

@@ -159,6 +159,7 @@ class Relay:
                 out = path.port
                 if not out.online:
                     drops[Drop.NO_PATH] += 1
+                    engine.transport.no_way(destination, port, now)  # type: ignore[union-attr]
                     continue
                 if path.hops > 1:
                     sent = byte[flags] + byte[hops] + path.next_hop + raw[18:]

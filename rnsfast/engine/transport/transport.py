@@ -102,6 +102,15 @@ class Transport:
             self.tunnels.receive(port, packet.data, now)
             self.wake(now + CLEANING)
             return True
+        if kind == DATA and packet.transport_id is not None and packet.flags >> 2 & 3 == SINGLE:
+            if (packet.destination, SINGLE) in self.engine.destinations:
+                return False
+            if self.engine.paths.usable(packet.destination) is not None:
+                port.drops[Drop.TOO_MANY_HOPS] += 1  # else the relay would have sent it on
+                return True
+            port.drops[Drop.NO_PATH] += 1
+            self.no_way(packet.destination, port, now)
+            return True
         return False
 
     def _link_request(self, port: Port, packet: Packet, raw: bytes, now: float) -> bool:
@@ -112,6 +121,7 @@ class Transport:
         path = engine.paths.usable(packet.destination)
         if path is None:
             port.drops[Drop.NO_PATH] += 1
+            self.no_way(packet.destination, port, now)
             return True
         if len(raw) > MTU:
             port.drops[Drop.LINK_REQUEST_SIZE] += 1
@@ -182,6 +192,19 @@ class Transport:
         """Somebody looks for a destination that is not ours."""
         self.searches.requested(port, request, tag, now)
         self.wake(min(self.announces.due, now + CLEANING))
+
+    def no_way(self, destination: bytes, port: Port, now: float) -> None:
+        """Somebody behind `port` sends to a destination whose path is gone or leads over an interface that is down.
+
+        Whoever sends learns nothing of it (protocol 02, 5.1) and goes on; so that this does not last until an announce
+        comes by, the node asks its other neighbours, once in a while and only for destinations it has heard of.
+        """
+        engine = self.engine
+        if destination not in engine.known.entries or any(asked == destination for asked, _ in self._requests):
+            return
+        if not engine.announcing.was_requested(destination, now, REQUESTED_RECENTLY):
+            self._ask(destination, port, now)
+            self.wake(self._request_at)
 
     def _ask(self, destination: bytes, except_for: Port | None, now: float) -> None:
         """Have a path request made, not too many at once."""
