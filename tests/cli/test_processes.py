@@ -329,7 +329,7 @@ def test_signals_that_arrive_together_end_a_node_at_once(tmp_path: Path) -> None
         node.signal(signal.SIGINT)
         node.signal(signal.SIGTERM)
         node.signal(signal.SIGCONT)
-        assert node.wait() == 128 + signal.SIGTERM
+        assert node.wait() in (128 + signal.SIGINT, 128 + signal.SIGTERM)  # which comes second is the system's choice
         assert node.err == []
 
 
