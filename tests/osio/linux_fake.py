@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rnsfast.osio.runs import SOL_UDP, UDP_GRO, UDP_SEGMENT
 
-DONTWAIT = 0x40
+DONTWAIT, TRUNC, CTRUNC = 0x40, 0x20, 0x8
 
 
 @dataclass
@@ -31,6 +31,7 @@ class Arrived:
     control: bytes = b""
     length: int | None = None  # what the kernel claims, if not the data's
     namelen: int | None = None
+    controllen: int | None = None
 
 
 @dataclass
@@ -109,10 +110,13 @@ class FakeSys:
             ctypes.memmove(base, data, len(data))
             ctypes.memmove(words[0], entry.name, min(len(entry.name), words[1] & 0xFFFFFFFF))
             words[1] = len(entry.name) if entry.namelen is None else entry.namelen
+            flags = entry.flags
             if words[4]:
+                fits = len(entry.control) <= words[5]
                 ctypes.memmove(words[4], entry.control, min(len(entry.control), words[5]))
-                words[5] = len(entry.control)
-            words[6] = entry.flags
+                words[5] = len(entry.control) if fits and entry.controllen is None else entry.controllen or 0
+                flags |= 0 if fits else CTRUNC
+            words[6] = flags | (TRUNC if len(entry.data) > room else 0)
             words[7] = len(data) if entry.length is None else entry.length
         return len(step)
 
