@@ -45,6 +45,7 @@ class PacedWire(Wire):
         super().__init__(net, source, sink, node, delay)
         self.network = net
         self.stalled = False  # the far end does not read
+        self.limit = BACKLOG
         self.backlog = 0  # bytes
         self.most = 0  # bytes of backlog there have been
         self.overflowed = 0  # packets
@@ -52,7 +53,7 @@ class PacedWire(Wire):
         self._free_at = 0.0
 
     def carry(self, raw: bytes) -> None:
-        if self.backlog + len(raw) > BACKLOG:
+        if self.backlog + len(raw) > self.limit:
             self.overflowed += 1
             return
         self.backlog += len(raw)
@@ -203,7 +204,7 @@ class Network(VirtualNet):
     def restart(
         self, node: SimNode, prepare: Callable[[Engine], object] | None = None, *, noticed: bool = True
     ) -> None:
-        """The program is ended and started again: a new engine on the old cables, with the same transport identity.
+        """The program is ended and started again: a new engine on the old cables, with the same identities.
 
         Args:
             prepare: called with the new engine before it has interfaces, as for what was stored.
@@ -221,6 +222,8 @@ class Network(VirtualNet):
         self._armed.pop(node, None)
         if prepare is not None:
             prepare(node.engine)
+        for destination in old.destinations.values():
+            node.engine.register(destination)
         for wire in wires:
             back, before = self._back(wire), wire.source
             port = Port(
