@@ -21,6 +21,7 @@ from rnsfast.wire.packet import (
     ANNOUNCE,
     CTX_CHANNEL,
     CTX_NONE,
+    CTX_PATH_RESPONSE,
     DATA,
     HEADER_2,
     LINK,
@@ -271,3 +272,57 @@ def test_an_echo_of_everything_is_filtered() -> None:
         here.engine.run_timers(here.now)
     assert not any(here.sent().values())
     here.check_good_are_served()
+
+
+def answers(packets: list[bytes], destination: bytes) -> int:
+    """How many answers to path requests for it there are."""
+    return sum(r[0] & 0x43 == 0x41 and r[18:34] == destination and r[34] == CTX_PATH_RESPONSE for r in packets)
+
+
+def test_who_asks_again_and_again_keeps_nobody_from_his_answer() -> None:
+    here = Besieged()
+    here.engine.run_timers(20.0)
+    here.engine.run_timers(30.0)
+    here.sent()
+    here.now, known = 40.0, here.good[2:18]
+    here.engine.receive(here.left, [request(known, DICE.randbytes(16))], here.now)
+    told, asked = {"left": 0, "hostile": 0}, 0
+    while here.now < 44.0:
+        here.engine.receive(here.hostile, [request(known, DICE.randbytes(16)) for _ in range(5)], here.now)
+        asked += 5
+        here.now += 0.1
+        here.engine.run_timers(here.now)
+        for name, group in here.sent().items():
+            told[name] = told.get(name, 0) + answers(group, known)
+    assert told["left"] == 1
+    assert 4 <= told["hostile"] <= asked / 10
+
+
+def test_who_asks_again_and_again_does_not_stop_the_announce() -> None:
+    here = Besieged()
+    passed = 0
+    news = announce(Identity(entropy=DICE.randbytes), "news", UNIX)
+    here.engine.receive(here.right, [news], 0.0)
+    while here.now < 20.0:
+        here.engine.receive(here.hostile, [request(news[2:18], DICE.randbytes(16))], here.now)
+        here.now += 0.1
+        here.engine.run_timers(here.now)
+        left = here.sent()["left"]
+        passed += sum(r[0] & 0x43 == 0x41 and r[18:34] == news[2:18] for r in left)
+    assert passed == rebroadcast.TRANSMISSIONS
+
+
+def test_many_answers_go_out_early_instead_of_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rebroadcast, "ANSWERS_LIMIT", 10)
+    here = Besieged()
+    owner = Identity(entropy=DICE.randbytes)
+    known = many(50, lambda n: announce(owner, str(n), UNIX))
+    here.engine.receive(here.right, known, 0.0)
+    here.sent()
+    here.engine.receive(here.hostile, [request(raw[2:18], DICE.randbytes(16)) for raw in known], 0.01)
+    assert len(here.transport.announces.answers) == 10
+    early = here.sent()["hostile"]
+    here.engine.run_timers(1.0)
+    late = here.sent()["hostile"]
+    assert sum(answers(early, raw[2:18]) for raw in known) == 40
+    assert all(answers(early + late, raw[2:18]) == 1 for raw in known)

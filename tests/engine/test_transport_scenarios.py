@@ -171,10 +171,11 @@ class World:
         return sorted([[k.hex(), self.name_of(a), self.name_of(b)] for k, (a, b) in items], key=repr)
 
     def state_announces(self) -> list[Any]:
-        entries = self.engine.transport.announces.entries.values()  # type: ignore[union-attr]
+        table = self.engine.transport.announces  # type: ignore[union-attr]
         rows = [
-            [e.destination.hex(), e.retries, e.hops, e.local_rebroadcasts, e.is_response, self.name_of(e.attached)]
-            for e in entries
+            [e.destination.hex(), e.retries, e.hops, e.local_rebroadcasts, e.is_response, self.name_of(asker)]
+            for e in {**table.entries, **table.answers}.values()
+            for asker in e.askers or [None]
         ]
         return sorted(rows, key=repr)
 

@@ -33,6 +33,7 @@ LOCAL_REBROADCASTS: Final = 2  # neighbours at our distance that make ours unnec
 ASIDE: Final = 2.0  # seconds after an answer until what was set aside for it goes on
 TICK: Final = 0.25  # seconds; what falls due within one is sent together: a call for each interface costs more
 LIMIT: Final = 16_384  # announces; the one longest in the table gives way
+ANSWERS_LIMIT: Final = 16_384  # answers; the one longest in the table goes out early
 
 _BLOB_AT: Final = 74  # offset of the random blob in an announce's data
 
@@ -41,8 +42,8 @@ class Entry:
     """One announce. `hops` as they are told: those of our path."""
 
     __slots__ = (
-        "aside", "attached", "context_flag", "data", "destination", "due", "hops", "is_response", "local_rebroadcasts",
-        "received_from", "retries", "ticket",
+        "askers", "context_flag", "data", "destination", "due", "hops", "is_response", "local_rebroadcasts",
+        "received_from", "retries", "ticket", "was_aside",
     )  # fmt: skip
 
     def __init__(
@@ -55,8 +56,8 @@ class Entry:
         self.retries = 0
         self.local_rebroadcasts = 0
         self.is_response = False
-        self.attached: Port | None = None  # an answer goes to whoever asked only
-        self.aside: Entry | None = None  # what comes back when this answer was sent
+        self.askers: list[Port] = []  # an answer goes to whoever asked only
+        self.was_aside = False  # it has waited for an answer since it was sent last
 
 
 def packet_of(own_id: bytes, destination: bytes, hops: int, context_flag: int, context: int, data: bytes) -> bytes:
@@ -71,11 +72,16 @@ def payload_of(raw: bytes) -> tuple[int, bytes]:
 
 
 class AnnounceTable:
-    """What is waiting to be sent, by destination. A deadline, not a thread."""
+    """What is waiting to be sent, by destination. A deadline, not a thread.
+
+    Answers stand beside the announces that are to be passed on, and an announce waits once for an answer to the same
+    question: whoever asks again and again must keep neither others from their answer nor the announce from going on.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self.entries: dict[bytes, Entry] = {}  # at most LIMIT, oldest first
+        self.entries: dict[bytes, Entry] = {}  # to be passed on; at most LIMIT, oldest first
+        self.answers: dict[bytes, Entry] = {}  # to path requests; at most ANSWERS_LIMIT, oldest first
         self._heap: list[tuple[float, int, Entry]] = []  # entries that were replaced are skipped
         self._numbers = count()
 
@@ -105,16 +111,28 @@ class AnnounceTable:
         if hops >= MAX_HOPS:
             return  # nobody would take it
         flag, data = payload_of(raw)
-        entry = Entry(destination, b"", hops, flag, data, due)
-        entry.retries, entry.is_response, entry.attached = TRANSMISSIONS - 1, True, port
-        before = self.entries.get(destination)
-        entry.aside = before.aside if before is not None and before.is_response else before
-        self._enter(entry)
+        answer = self.answers.get(destination)
+        if answer is not None:  # somebody has asked before and waits already
+            answer.hops, answer.context_flag, answer.data = hops, flag, data
+            if port not in answer.askers:
+                answer.askers.append(port)
+            return
+        if len(self.answers) >= ANSWERS_LIMIT:
+            self._tell(self.answers.pop(next(iter(self.answers))))
+        answer = self.answers[destination] = Entry(destination, b"", hops, flag, data, due)
+        answer.retries, answer.is_response, answer.askers = TRANSMISSIONS - 1, True, [port]
+        self._schedule(answer)
+        entry = self.entries.get(destination)
+        if entry is not None and not entry.was_aside:
+            entry.was_aside = True
+            if entry.due < answer.due + ASIDE:
+                entry.due = answer.due + ASIDE
+                self._schedule(entry)
 
     def overheard(self, destination: bytes, hops: int, now: float) -> None:
         """A neighbour sent the same announce; `hops` counts its last hop."""
         entry = self.entries.get(destination)
-        if entry is None or entry.is_response:
+        if entry is None or destination in self.answers:
             return
         if hops - 1 == entry.hops:
             entry.local_rebroadcasts += 1
@@ -126,6 +144,13 @@ class AnnounceTable:
     def forget(self, destination: bytes) -> None:
         """Send no more of it."""
         self.entries.pop(destination, None)
+        self.answers.pop(destination, None)
+
+    def leave(self, port: Port) -> None:
+        """`port` is gone, and waits for nothing."""
+        for answer in self.answers.values():
+            if port in answer.askers:
+                answer.askers.remove(port)
 
     @property
     def due(self) -> float:
@@ -133,7 +158,8 @@ class AnnounceTable:
         heap = self._heap
         while heap:
             due, ticket, entry = heap[0]
-            if entry.ticket == ticket and self.entries.get(entry.destination) is entry:
+            table = self.answers if entry.is_response else self.entries
+            if entry.ticket == ticket and table.get(entry.destination) is entry:
                 return due
             heappop(heap)
         return inf
@@ -144,32 +170,42 @@ class AnnounceTable:
         while self.due <= now:
             ready.append(heappop(self._heap)[2])
         for entry in sorted(ready, key=lambda entry: entry.hops):
+            if entry.is_response:
+                del self.answers[entry.destination]
+                self._tell(entry)
+                continue
             self._send(entry, now)
             entry.retries += 1
-            if entry.retries < TRANSMISSIONS:
-                entry.due = now + AGAIN
-                self._schedule(entry)
+            if entry.retries >= TRANSMISSIONS:
+                del self.entries[entry.destination]
                 continue
-            del self.entries[entry.destination]
-            aside = entry.aside
-            if aside is not None:
-                self.entries[aside.destination] = aside
-                aside.due = max(aside.due, now + ASIDE)
-                self._schedule(aside)
+            entry.was_aside = False
+            entry.due = now + AGAIN
+            self._schedule(entry)
 
-    def _send(self, entry: Entry, now: float) -> None:
-        transport = self._transport
-        engine = transport.engine
+    def _packet(self, entry: Entry, context: int) -> bytes | None:
+        """What goes out for `entry`, if it is still known and small enough."""
+        engine = self._transport.engine
         if entry.destination not in engine.known.entries:
-            return  # forgotten meanwhile
-        context = CTX_PATH_RESPONSE if entry.is_response else CTX_NONE
+            return None  # forgotten meanwhile
         raw = packet_of(engine.transport_id, entry.destination, entry.hops, entry.context_flag, context, entry.data)
         if len(raw) > MTU:
             engine.drops[Drop.ANNOUNCE_TOO_LONG] += 1  # taken, but it does not fit with a transport id (trap T1)
+            return None
+        return raw
+
+    def _tell(self, answer: Entry) -> None:
+        raw = self._packet(answer, CTX_PATH_RESPONSE)
+        if raw is not None:
+            for port in answer.askers:
+                port.send(raw)
+
+    def _send(self, entry: Entry, now: float) -> None:
+        raw = self._packet(entry, CTX_NONE)
+        if raw is None:
             return
-        if entry.attached is not None:
-            entry.attached.send(raw)
-            return
+        transport = self._transport
+        engine = transport.engine
         path = engine.paths.paths.get(entry.destination)
         source = None if path is None else path.port
         emitted = emission_time(entry.data[_BLOB_AT : _BLOB_AT + 10])

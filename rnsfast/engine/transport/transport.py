@@ -82,6 +82,7 @@ class Transport:
         self.links.leave(port)
         self.relay.reverse.leave(port)
         self.searches.leave(port)
+        self.announces.leave(port)
         self.tunnels.leave(port)
 
     # ------------------------------------------------------------------ packets
