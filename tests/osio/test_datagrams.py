@@ -5,13 +5,18 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rnsfast.osio import descriptor
 from rnsfast.osio.backend import bounds, open_backend
 from rnsfast.osio.contract import BatchIO, Kind, TxState
+from rnsfast.osio.linux import Libc, LinuxDatagramIO
 from rnsfast.osio.peers import make_peer
+from rnsfast.osio.portable import PortableDatagramIO
 
 PATIENCE = 10.0
 V4, V6 = ("127.0.0.1", 0), ("::1", 0)
@@ -47,6 +52,10 @@ def pair(opened: Open, **options: object) -> tuple[BatchIO, BatchIO]:
 
 def numbered(count: int, size: int = 40) -> list[bytes]:
     return [n.to_bytes(2, "big") + bytes(size - 2) for n in range(count)]
+
+
+def open_as(plain: bool) -> type[PortableDatagramIO] | type[LinuxDatagramIO]:
+    return PortableDatagramIO if plain or not Libc.usable() else LinuxDatagramIO
 
 
 def drain(io: BatchIO, wanted: int) -> list[bytes]:
@@ -190,6 +199,151 @@ def test_a_closed_port_costs_nothing_once_it_is_open_again(opened: Open) -> None
     there = bound(address)
     assert sender.send(numbered(20, 500), make_peer(*address)).sent == 20
     assert drain(opened(there), 20) == numbered(20, 500)
+
+
+@pytest.mark.parametrize(("queued", "capacity", "counts"), [(1, 64, [1]), (3, 64, [3]), (5, 2, [2, 2, 1])])
+@pytest.mark.parametrize("address", [V4, V6], ids=["IPv4", "IPv6"])
+def test_what_waits_in_an_internet_socket_is_taken_the_same_way(
+    opened: Open, address: tuple[str, int], queued: int, capacity: int, counts: list[int]
+) -> None:
+    there = bound(address)
+    receiver = opened(there, max_batch=capacity)
+    with bound(address) as sender:
+        for item in numbered(queued):
+            sender.sendto(item, there.getsockname())
+        name = make_peer(*sender.getsockname()[:2])
+    assert receiver.wait(PATIENCE) == 1
+    batch, found = receiver.make_batch(), []
+    for count in counts:
+        assert receiver.recv(batch) == count and batch.uniform == name
+        found += batch.take_all()
+    assert receiver.recv(batch) == 0 and batch.uniform is None and found == numbered(queued)
+
+
+def test_nothing_comes_until_the_time_is_over(opened: Open) -> None:
+    io = opened(bound())
+    assert io.recv(io.make_batch(), 0.001) == 0 and io.wait(0.001) == 0
+
+
+def test_datagrams_of_every_length_are_told_apart_by_one(opened: Open) -> None:
+    there = bound()
+    receiver, sender = opened(there, max_packet=100), opened(bound())
+    items = [bytes([size]) * size for size in (99, 100, 101, 102, 1, 100)]
+    peer = make_peer(*there.getsockname())
+    for item in items:
+        assert sender.send_one(item, peer).sent == 1
+    assert drain(receiver, 4) == [item for item in items if len(item) <= 100]
+    assert receiver.stats.rx_dropped == 2
+
+
+def test_a_batch_of_nothing_sound_hands_over_nothing(opened: Open) -> None:
+    there = bound()
+    receiver = opened(there, max_packet=100)
+    batch = receiver.make_batch()
+    with bound() as sender:
+        for _ in range(5):
+            sender.sendto(bytes(101), there.getsockname())
+            sender.sendto(b"", there.getsockname())
+        assert receiver.wait(PATIENCE) == 1
+        assert receiver.recv(batch) == 0 and batch.dropped == receiver.stats.rx_dropped == 10
+        sender.sendto(b"sound", there.getsockname())
+    assert drain(receiver, 1) == [b"sound"]
+
+
+def test_connected_sockets_need_no_peers(opened: Open) -> None:
+    one, two = bound(), bound()
+    one.connect(two.getsockname())
+    two.connect(one.getsockname())
+    names = [make_peer(*sock.getsockname()) for sock in (one, two)]
+    left, right = opened(one), opened(two)
+    assert left.send(numbered(70, 500)).sent == 70 and left.send_one(b"alone").sent == 1
+    batch = right.make_batch()
+    found: list[bytes] = []
+    while len(found) < 71:
+        assert right.recv(batch, PATIENCE) and batch.uniform == names[0]
+        found += batch.take_all()
+    assert found == [*numbered(70, 500), b"alone"]
+    assert right.send(numbered(3), names[0]).sent == 3
+    assert drain(left, 3) == numbered(3)
+
+
+def test_a_peer_that_is_gone_costs_no_packet_of_a_connected_socket_once_it_is_back(opened: Open) -> None:
+    """Its answers to earlier packets are told by later calls, and are not about these."""
+    far = bound()
+    address, sock = far.getsockname(), bound()
+    sock.connect(address)
+    far.close()
+    sender = opened(sock)
+    for _ in range(5):
+        result = sender.send(numbered(10, 300))
+        assert result.state is TxState.DONE and result.sent + len(result.rejected) == 10
+        assert all(error == errno.ECONNREFUSED for _, error in result.rejected)
+        assert sender.send_one(b"x").state is TxState.DONE
+        assert sender.recv(sender.make_batch()) == 0, "an answer does not end the reader"
+    receiver = opened(bound(address))
+    assert sender.send(numbered(10, 300)).sent == 10
+    assert drain(receiver, 10) == numbered(10, 300)
+
+
+def test_a_broadcast_needs_leave(opened: Open) -> None:
+    sock = bound(("0.0.0.0", 0))
+    peer = make_peer("255.255.255.255", sock.getsockname()[1])
+    sender = opened(sock)
+    assert sender.send_one(b"x", peer).rejected in (((0, errno.EACCES),), ((0, errno.ENETUNREACH),))
+    result = sender.send(numbered(3, 500), peer)
+    assert result.state is TxState.DONE and len(result.rejected) == 3
+    loop = make_peer("127.255.255.255", sock.getsockname()[1])
+    assert [told for _, told in sender.send(numbered(3, 500), loop).rejected] == [errno.EACCES] * 3
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+    assert sender.send(numbered(3, 500), loop).sent == 3
+    assert drain(sender, 3) == numbered(3, 500)
+
+
+def test_a_far_end_that_is_closed_costs_packets_and_not_the_descriptor(opened: Open) -> None:
+    left, right = pair(opened)
+    right.close()
+    result = left.send(numbered(3))
+    assert result.state is TxState.DONE and result.taken == 3 and len(result.rejected) == 3
+    assert left.send_one(b"x").state is TxState.DONE and left.fileno() >= 0
+
+
+def test_a_short_room_blocks_one_packet_too(opened: Open) -> None:
+    left, right = pair(opened)
+    while left.send_one(b"x").state is TxState.DONE:
+        pass
+    result = left.send_one(b"y")
+    assert (result.state, result.taken, result.rejected) == (TxState.BLOCKED, 0, ())
+    assert left.stats.tx_blocked == 2
+    batch = right.make_batch()
+    while right.recv(batch):
+        pass
+    assert left.wait(PATIENCE, read=False, write=True) == 2 and left.send_one(b"y").sent == 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kinds=st.lists(
+        st.tuples(st.sampled_from([2, 19, 500, 500, 500, 1064]), st.sampled_from([0, 0, 0, 1])), max_size=150
+    ),
+    batch=st.sampled_from([1, 2, 63, 64, 128]),
+    plain=st.booleans(),
+)
+def test_whatever_the_batch_what_arrives_is_what_plain_sends_bring(
+    kinds: list[tuple[int, int]], batch: int, plain: bool
+) -> None:
+    items = [n.to_bytes(2, "big") + bytes(size - 2) for n, (size, _) in enumerate(kinds)]
+    with ExitStack() as stack:
+        socks = [bound(), bound()]
+        receivers = [open_as(plain)(sock) for sock in socks]
+        sender = open_as(plain)(bound(), max_batch=batch)
+        for io in (*receivers, sender):
+            stack.callback(io.close)
+        peers = [make_peer(*sock.getsockname()) for sock in socks]
+        result = sender.send(items, [peers[to] for _, to in kinds])
+        assert (result.state, result.sent) == (TxState.DONE, len(items))
+        for to, receiver in enumerate(receivers):
+            expected = [item for item, (_, where) in zip(items, kinds, strict=True) if where == to]
+            assert drain(receiver, len(expected)) == expected
 
 
 # -- choosing -----------------------------------------------------------------------------------------------------
