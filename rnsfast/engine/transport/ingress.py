@@ -14,7 +14,9 @@ FORGET: Final = 10.0  # seconds; an older sample goes, one for each look
 FEWEST: Final = 3  # samples that make a frequency
 CHECK: Final = 5.25  # seconds between looks at what is held: a release is due after more than five
 MAX_HELD_HOPS: Final = 127  # announces that came this far are not held
-CLEAN_LOOKS: Final = 3  # looks in a row without excess that end a burst of path requests
+CLEAN_LOOKS: Final = (
+    4  # looks in a row without excess that end a burst of path requests: three, and one that finds the end
+)
 
 
 class Frequency:
@@ -53,18 +55,18 @@ class Burst:
         self._looks, self._clean = looks, 0
 
     def look(self, rate: float, threshold: float, hold: float, penalty: float, now: float) -> bool:
-        """Whether it is one, at this frequency."""
+        """Whether it is one, at this frequency. The look that finds the end is still one of it."""
         if not self.active:
             if rate > threshold:
                 self.active, self.began_at, self._over_at, self._clean = True, now, now, 0
             return self.active
         if rate >= threshold:
             self._over_at, self._clean = now, 0
-        elif now >= self.began_at + hold and now >= self._over_at + penalty:
+        elif now > self.began_at + hold and now > self._over_at + penalty:
             self._clean += 1
             if self._clean >= self._looks:
                 self.active = False
-        return self.active
+        return True
 
 
 @dataclass(slots=True)
