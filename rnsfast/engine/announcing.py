@@ -207,6 +207,8 @@ class Announcing:
             if packet.context == CTX_PATH_RESPONSE and known is not None:
                 known.confirmed += 1
                 engine.listener.path_confirmed(announce.destination)
+            elif transport is not None and known is not None and known.is_answer:
+                transport.announce_follows(port, packet, announce, raw, known, now)
             return
         event = AnnounceHeard(
             announce.destination,
@@ -220,8 +222,7 @@ class Announcing:
         )
         engine.listener.announce_heard(event)
         if transport is not None:
-            jitter = int.from_bytes(engine.entropy(2), "big") / 65536
-            transport.announce_taken(port, packet, raw, path, now, jitter)
+            transport.announce_taken(port, packet, raw, path, now)
 
     def release(self, port: Port, raw: bytes, now: float) -> None:
         """An announce that was held goes on its way."""

@@ -57,6 +57,7 @@ class Path:
     unresponsive: bool = False
     announce: bytes = b""  # raw as received, kept with the path (trap T18)
     confirmed: int = 0  # answers to path requests that brought nothing newer
+    is_answer: bool = False  # learnt from the answer to a path request: such are not passed on
 
     @property
     def newest(self) -> int:

@@ -104,6 +104,27 @@ def test_a_newer_announce_replaces_the_one_that_waits() -> None:
     assert sent == [2, 2], "only the last of a burst is passed on"
 
 
+def test_who_was_answered_first_passes_the_announce_on_all_the_same() -> None:
+    """source - near - asker - end: `asker` waits for a path, so `near` answers before it passes on."""
+    net = Network(seed=79)
+    source, end = net.node("source"), net.node("end")
+    near, asker = net.relay("near"), net.relay("asker")
+    net.join(source, near)
+    net.join(near, asker)
+    wire, _ = net.join(asker, end)
+    place = source.inbound("late")
+    near.engine.announcing.request_path(place.hash, net.now)
+    source.engine.deregister(place)
+    for node in (end, asker):
+        assert not net.ask(node, place, 1.0)
+    source.engine.register(place)
+    net.announce(source, destination=place)
+    net.settle()
+    assert net.way(end, place) == [end, asker, near, source]
+    net.run(30.0)
+    assert [raw[34] for raw in wire.sent if is_rebroadcast(raw)].count(0) <= 2
+
+
 # -- bandwidth ----------------------------------------------------------------------------------------------------
 
 

@@ -175,17 +175,34 @@ class Transport:
         """A valid announce that came by way of another transport node, whether or not it is taken."""
         self.announces.overheard(packet.destination, packet.hops + 1, now)
 
-    def announce_taken(self, port: Port, packet: Packet, raw: bytes, path: Path, now: float, jitter: float) -> None:
+    def announce_taken(self, port: Port, packet: Packet, raw: bytes, path: Path, now: float) -> None:
         """An announce changed the path table: pass it on, answer who waits for it."""
-        unix_time = now + self.engine.unix_offset
-        destination = packet.destination
-        if packet.context != CTX_PATH_RESPONSE:
-            if not self.rates.is_blocked(destination, port.policy, unix_time):
-                received_from = packet.transport_id or destination
-                self.announces.rebroadcast(destination, received_from, path.hops, raw, now, jitter)
-        self.searches.found(destination, path, now)
-        self.tunnels.path_taken(port, destination, path, unix_time)
+        path.is_answer = packet.context == CTX_PATH_RESPONSE
+        if not path.is_answer:
+            self._pass_on(port, packet, raw, path, now)
+        self.searches.found(packet.destination, path, now)
+        self.tunnels.path_taken(port, packet.destination, path, now + self.engine.unix_offset)
         self.wake(self.announces.due)
+
+    def announce_follows(
+        self, port: Port, packet: Packet, announce: Announce, raw: bytes, path: Path, now: float
+    ) -> None:
+        """The announce itself, after the answer to a path request has brought the path: it is passed on after all.
+
+        A neighbour that knows we wait answers before it passes on. If the answer were all that counts (as in the
+        reference), nobody behind us would hear of this announce.
+        """
+        if announce.random_blob == path.blobs[-1]:
+            path.is_answer = False
+            self._pass_on(port, packet, raw, path, now)
+            self.wake(self.announces.due)
+
+    def _pass_on(self, port: Port, packet: Packet, raw: bytes, path: Path, now: float) -> None:
+        if self.rates.is_blocked(packet.destination, port.policy, now + self.engine.unix_offset):
+            return
+        jitter = int.from_bytes(self.engine.entropy(2), "big") / 65536
+        received_from = packet.transport_id or packet.destination
+        self.announces.rebroadcast(packet.destination, received_from, path.hops, raw, now, jitter)
 
     # ------------------------------------------------------------------ path requests
 
