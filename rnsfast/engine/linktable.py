@@ -7,6 +7,8 @@ processed locally.
 
 from __future__ import annotations
 
+from collections import Counter
+from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
 from rnsfast.crypto.identity import Identity
@@ -27,8 +29,9 @@ if TYPE_CHECKING:
     from rnsfast.engine.port import Port
 
 IDLE_LIFETIME: Final = 900.0  # seconds a validated entry lives after the last packet it relayed
-UNPROVED_LIMIT: Final = 4096  # requests waiting for their proof; the oldest gives way
-PROVED_LIMIT: Final = 65536  # links that run; no more are taken on until some go idle
+UNPROVED_LIMIT: Final = 4096  # requests waiting for their proof; the oldest of whoever has most gives way
+PROVED_LIMIT: Final = 65536  # links that run; the longest idle of whoever has most give way to those of others
+EVICTED: Final = 64  # running links that give way at a time: finding them takes a look at all
 
 _KEYS: Final = 64  # bytes of a link request's data before the signalling
 
@@ -70,11 +73,17 @@ def clamp_request(data: bytes, previous_port: Port, next_port: Port) -> bytes | 
 
 
 class LinkTable:
-    """Link id to entry: those waiting for their proof, and those that have it."""
+    """Link id to entry: those waiting for their proof, and those that have it.
+
+    Both are shared out by the interface the request came from: where they are full, whoever has most gives way, so
+    that one that asks for thousands of links takes none from the others.
+    """
 
     def __init__(self) -> None:
         self.unproved: dict[bytes, LinkEntry] = {}  # oldest first, at most UNPROVED_LIMIT
         self.proved: dict[bytes, LinkEntry] = {}  # at most PROVED_LIMIT
+        self._asked: dict[Port, dict[bytes, None]] = {}  # link ids of `unproved` by the previous port, oldest first
+        self._running: Counter[Port] = Counter()  # entries of `proved` by the previous port
 
     def __contains__(self, identifier: bytes) -> bool:
         return identifier in self.proved or identifier in self.unproved
@@ -99,10 +108,13 @@ class LinkTable:
         data = clamp_request(packet.data, port, path.port)
         if isinstance(data, Drop):
             return data
-        self.unproved.pop(identifier, None)
+        if entry is not None:
+            self._forget(entry)
         if len(self.unproved) >= UNPROVED_LIMIT:
-            del self.unproved[next(iter(self.unproved))]
+            most = max(self._asked.values(), key=len)
+            self._forget(self.unproved[next(iter(most))])
         self.unproved[identifier] = LinkEntry(identifier, packet.destination, port, hops, path, now)
+        self._asked.setdefault(port, {})[identifier] = None
         if path.hops > 1:
             head = bytes((packet.flags, hops)) + path.next_hop
         else:
@@ -133,17 +145,41 @@ class LinkTable:
         if not key.verify(proof.signature, signed):
             return Drop.LINK_SIGNATURE if hops == entry.remaining else Drop.LINK_HOPS
         if not entry.validated:
-            if len(self.proved) >= PROVED_LIMIT:
+            if len(self.proved) >= PROVED_LIMIT and not self._make_room(entry.previous_port):
                 return Drop.LINK_TABLE_FULL
             if hops != entry.remaining:
                 entry.remaining = hops
                 if path is not None:
                     path.hops = hops
+            self._forget(entry)
             entry.validated = True
             entry.used_at = now
-            self.unproved.pop(entry.link_id, None)
             self.proved[entry.link_id] = entry
+            self._running[entry.previous_port] += 1
         return entry.previous_port, raw[:1] + bytes((hops,)) + raw[2:]
+
+    def _make_room(self, port: Port) -> bool:
+        """Have links of others that are idle give way to one that `port` asks for. False if it has most itself."""
+        most, count = self._running.most_common(1)[0]
+        if self._running[port] + 1 >= count:
+            return False
+        theirs = (entry for entry in self.proved.values() if entry.previous_port is most)
+        for entry in nsmallest(EVICTED, theirs, key=lambda entry: entry.used_at):
+            self._forget(entry)
+        return True
+
+    def _forget(self, entry: LinkEntry) -> None:
+        """Out of the tables."""
+        port = entry.previous_port
+        if self.unproved.pop(entry.link_id, None) is not None:
+            asked = self._asked[port]
+            del asked[entry.link_id]
+            if not asked:
+                del self._asked[port]
+        elif self.proved.pop(entry.link_id, None) is not None:
+            self._running[port] -= 1
+            if not self._running[port]:
+                del self._running[port]
 
     def relay(self, port: Port, raw: bytes, now: float) -> tuple[Port, bytes] | Drop:
         """Relay any other packet of a link: (port to send on, packet). Hops must be those of its direction."""
@@ -169,14 +205,12 @@ class LinkTable:
     def clean(self, now: float) -> list[LinkEntry]:
         """Forget what is over. Returns the entries that never got their proof: their paths may be wrong."""
         late = [entry for entry in self.unproved.values() if now > entry.deadline]
-        for entry in late:
-            del self.unproved[entry.link_id]
-        for entry in [entry for entry in self.proved.values() if now > entry.used_at + IDLE_LIFETIME]:
-            del self.proved[entry.link_id]
+        for entry in [*late, *(entry for entry in self.proved.values() if now > entry.used_at + IDLE_LIFETIME)]:
+            self._forget(entry)
         return late
 
     def leave(self, port: Port) -> None:
         """`port` is gone, and every link over it."""
         for table in (self.unproved, self.proved):
             for entry in [entry for entry in table.values() if port in (entry.next_port, entry.previous_port)]:
-                del table[entry.link_id]
+                self._forget(entry)

@@ -67,6 +67,7 @@ class Drop(Enum):
     NOT_FORWARDED = "not_forwarded"
     NO_PATH = "relay.no_path"
     TUNNEL_SIGNATURE = "violation.tunnel_signature"
+    TUNNEL_OVERLOAD = "tunnel.overload"
     ANNOUNCE_BLACKHOLED = "announce.blackholed"
     ANNOUNCE_HELD = "announce.held"
     ANNOUNCE_FUTURE = "announce.from_the_future"

@@ -2,118 +2,51 @@
 
 from __future__ import annotations
 
-import random
+import time
 from collections.abc import Callable
 
 import pytest
 
 from rnsfast.crypto.identity import Identity
-from rnsfast.engine import announcequeue
+from rnsfast.engine import announcequeue, linktable
 from rnsfast.engine.destination import Destination, Direction
-from rnsfast.engine.engine import Engine
-from rnsfast.engine.linktable import UNPROVED_LIMIT, LinkEntry
-from rnsfast.engine.port import Policy, Port
-from rnsfast.engine.transport import rebroadcast, search
-from rnsfast.wire.announce import Announce, build_announce, random_blob, signed_data
+from rnsfast.engine.engine import HALF_OPEN_LIMIT
+from rnsfast.engine.linktable import UNPROVED_LIMIT
+from rnsfast.engine.port import Policy
+from rnsfast.engine.transport import rebroadcast, search, tunnels
 from rnsfast.wire.drop import Drop
-from rnsfast.wire.handshake import MODE_AES256_CBC, LinkRequest, build_link_request
 from rnsfast.wire.packet import (
-    ANNOUNCE,
     CTX_CHANNEL,
     CTX_NONE,
-    CTX_PATH_RESPONSE,
     DATA,
     HEADER_2,
     LINK,
-    LINKREQUEST,
     PLAIN,
     SINGLE,
     TRANSPORT,
+    link_id,
     make_raw,
+    packet_hash,
 )
-from rnsfast.wire.pathrequest import PATH_REQUEST_DESTINATION, PathRequest, build_path_request
-from rnsfast.wire.tunnel import TUNNEL_DESTINATION, Synthesis, build_synthesis, synthesis_signed_data
-from tests.virtualnet import Recorder
-
-UNIX = 1_750_000_000.0
-DICE = random.Random(5)
-OPEN = Policy(ingress_control=False, announce_cap=1.0)
-
-
-class Besieged:
-    """A transport node with a hostile neighbour and two good ones, between which a link runs."""
-
-    def __init__(self, policy: Policy = OPEN) -> None:
-        self.now = 0.0
-        self.engine = Engine(
-            Recorder(),  # type: ignore[arg-type]
-            0.0,
-            unix_offset=UNIX,
-            entropy=random.Random(1).randbytes,
-            transport_identity=Identity(entropy=random.Random(2).randbytes),
-            transport=True,
-        )
-        self.ports = [Port(name, hw_mtu=1064, policy=policy) for name in ("hostile", "left", "right")]
-        for port in self.ports:
-            port.online = True
-            self.engine.attach(port, 0.0)
-        self.hostile, self.left, self.right = self.ports
-        assert self.engine.transport is not None
-        self.transport = self.engine.transport
-        self.owner = Identity(entropy=random.Random(3).randbytes)
-        self.good = announce(self.owner, "good", UNIX)
-        self.engine.receive(self.right, [self.good], 0.0)
-        path = self.engine.paths.paths[self.good[2:18]]
-        self.link = bytes(range(16))
-        entry = LinkEntry(self.link, self.good[2:18], self.left, 1, path, 0.0)
-        entry.validated = True
-        self.transport.links.proved[self.link] = entry
-        self.sent()
-
-    def sent(self) -> dict[str, list[bytes]]:
-        self.engine.dirty.clear()
-        return {port.name: port.take() for port in self.ports}
-
-    def pour(self, packets: list[bytes], seconds: float = 1.0) -> None:
-        """As batches of 64, in that time."""
-        for at in range(0, len(packets), 64):
-            self.engine.receive(self.hostile, packets[at : at + 64], self.now)
-            self.now += seconds * 64 / len(packets)
-            self.engine.run_timers(self.now)
-        self.sent()
-
-    def check_good_are_served(self) -> None:
-        """The link between the good ones runs, a new destination is heard, a packet finds its way."""
-        raw = make_raw(LINK << 2 | DATA, self.link, CTX_CHANNEL, DICE.randbytes(60))
-        self.engine.receive(self.left, [raw], self.now)
-        assert any(r[2:] == raw[2:] for r in self.sent()["right"])
-        news = announce(Identity(entropy=DICE.randbytes), "news", UNIX + self.now)
-        self.engine.receive(self.right, [news], self.now)
-        assert news[2:18] in self.engine.paths.paths
-        self.sent()
-        single = make_raw(SINGLE << 2 | DATA, self.good[2:18], CTX_NONE, DICE.randbytes(60))
-        head = bytes((HEADER_2 | TRANSPORT | single[0], 0)) + self.engine.transport_id
-        self.engine.receive(self.left, [head + single[2:]], self.now)
-        assert any(r[2:] == single[2:] for r in self.sent()["right"])
-
-
-def announce(
-    owner: Identity, name: str, unix_time: float, data: bytes | None = None, *, hops: int = 0, forged: bool = False
-) -> bytes:
-    place = Destination(owner, Direction.IN, SINGLE, "hostile", name)
-    blob = random_blob(DICE.randbytes(5), int(unix_time))
-    made = Announce(place.hash, owner.public_key, place.name_hash, blob, None, b"", data)
-    signature = bytes(64) if forged else owner.sign(signed_data(made))
-    return make_raw(ANNOUNCE, place.hash, CTX_NONE, build_announce(made, signature), hops=hops)
-
-
-def request(destination: bytes, tag: bytes) -> bytes:
-    data = build_path_request(PathRequest(destination, None, tag))
-    return make_raw(PLAIN << 2 | DATA, PATH_REQUEST_DESTINATION, CTX_NONE, data)
-
-
-def many(count: int, make: Callable[[int], bytes]) -> list[bytes]:
-    return [make(n) for n in range(count)]
+from rnsfast.wire.pathrequest import PATH_REQUEST_DESTINATION
+from rnsfast.wire.proof import proof_packet
+from tests.engine.besieged import (
+    DICE,
+    OPEN,
+    UNIX,
+    Besieged,
+    announce,
+    answers,
+    direct_request,
+    in_transport,
+    link_proof,
+    link_request,
+    many,
+    request,
+    synthesis,
+)
+from tests.virtualnet import UNIX as SIM_UNIX
+from tests.virtualnet import VirtualNet
 
 
 def test_a_flood_of_valid_announces_is_held() -> None:
@@ -210,13 +143,7 @@ def test_floods_of_path_requests_stay_bounded() -> None:
 
 def test_half_open_links_by_the_thousand_give_way() -> None:
     here = Besieged()
-
-    def ask(n: int) -> bytes:
-        keys = build_link_request(LinkRequest(DICE.randbytes(32), DICE.randbytes(32), None, MODE_AES256_CBC))
-        raw = make_raw(LINKREQUEST, here.good[2:18], CTX_NONE, keys)
-        return bytes((HEADER_2 | TRANSPORT | raw[0], 0)) + here.engine.transport_id + raw[2:]
-
-    here.pour(many(6000, ask), 2.0)
+    here.pour(many(6000, lambda n: link_request(here)), 2.0)
     assert len(here.transport.links.unproved) == UNPROVED_LIMIT
     here.check_good_are_served()
     here.now += 60.0
@@ -228,18 +155,134 @@ def test_half_open_links_by_the_thousand_give_way() -> None:
     assert len(asked) <= 3 * 3, "one search for the destination, not one a link"
 
 
+def test_half_open_links_of_one_take_no_room_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linktable, "UNPROVED_LIMIT", 100)
+    here = Besieged()
+    asked = link_request(here)
+    here.engine.receive(here.left, [asked], here.now)
+    here.pour(many(300, lambda n: link_request(here)), 0.1)
+    assert len(here.transport.links.unproved) == 100 and link_id(asked) in here.transport.links.unproved
+    here.engine.receive(here.right, [link_proof(here, asked)], here.now)
+    assert link_id(asked) in here.transport.links.proved
+
+
+def test_running_links_of_one_take_no_room_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linktable, "PROVED_LIMIT", 100)
+    monkeypatch.setattr(linktable, "EVICTED", 5)
+    here = Besieged()
+    table = here.transport.links.proved
+    for _ in range(120):
+        asked = link_request(here)
+        here.pour([asked], 0.01)
+        here.engine.receive(here.right, [link_proof(here, asked)], here.now)
+    assert len(table) == 100 and here.right.drops[Drop.LINK_TABLE_FULL] == 21
+    asked = link_request(here)
+    here.engine.receive(here.left, [asked], here.now)
+    here.engine.receive(here.right, [link_proof(here, asked)], here.now)
+    assert link_id(asked) in table and len(table) == 96
+    here.check_good_are_served()
+
+
 def test_a_flood_of_tunnels_is_bounded() -> None:
     here = Besieged()
     owner = Identity(entropy=DICE.randbytes)
+    here.pour(many(640, lambda n: synthesis(owner, n)), 2.0)
+    known = here.transport.tunnels.tunnels
+    assert tunnels.VERIFIED_AT_ONCE <= len(known) <= tunnels.VERIFIED_AT_ONCE + 2
+    assert here.hostile.drops[Drop.TUNNEL_OVERLOAD] == 640 - len(known)
+    assert sum(t.port is not None for t in known.values()) == 1, "one interface, one tunnel"
+    honest = synthesis(here.owner, 0)
+    here.engine.receive(here.right, [honest], here.now)
+    tunnel = list(known.values())[-1]
+    assert tunnel.port is here.right
+    here.engine.receive(here.hostile, [honest], here.now + 60.0)
+    assert tunnel.port is here.right, "a repeat takes nothing away"
+    here.check_good_are_served()
 
-    def synthesis(n: int) -> bytes:
-        port, salt = n.to_bytes(32, "big"), DICE.randbytes(16)
-        signature = owner.sign(synthesis_signed_data(owner.public_key, port, salt))
-        body = build_synthesis(Synthesis(owner.public_key, port, salt, signature))
-        return make_raw(PLAIN << 2 | DATA, TUNNEL_DESTINATION, CTX_NONE, body)
 
-    here.pour(many(600, synthesis))
-    assert sum(t.port is not None for t in here.transport.tunnels.tunnels.values()) == 1, "one interface, one tunnel"
+def test_a_forged_proof_does_not_use_up_the_way_back() -> None:
+    """Trap T7; whoever stands where the packet went still can, since nobody on the way can check a proof."""
+    here = Besieged()
+    single = make_raw(SINGLE << 2 | DATA, here.good[2:18], CTX_NONE, DICE.randbytes(60))
+    here.engine.receive(here.left, [in_transport(here, single)], 1.0)
+    here.sent()
+    forged, right = (proof_packet(packet_hash(single), DICE.randbytes(64), explicit=False) for _ in range(2))
+    here.engine.receive(here.hostile, [forged, right], 1.1)
+    assert here.hostile.drops[Drop.PROOF_UNEXPECTED] == 2 and not any(here.sent().values())
+    here.engine.receive(here.right, [right], 1.2)
+    assert [r[2:] for r in here.sent()["left"]] == [right[2:]]
+
+
+def test_half_open_links_to_this_node_are_limited_by_interface() -> None:
+    here = Besieged()
+    place = Destination(Identity(entropy=DICE.randbytes), Direction.IN, SINGLE, "hostile", "here")
+    here.engine.register(place)
+    raws = many(HALF_OPEN_LIMIT + 200, lambda n: direct_request(place.hash))
+    here.pour(raws, 1.0)
+    assert here.hostile.drops[Drop.LINK_HALF_OPEN_LIMIT] == 200
+    assert len(here.engine.links) == HALF_OPEN_LIMIT
+    here.engine.receive(here.left, [direct_request(place.hash)], here.now)
+    assert len(here.engine.links) == HALF_OPEN_LIMIT + 1
+    here.check_good_are_served()
+    here.engine.run_timers(here.now + 400.0)
+    assert not here.engine.links
+
+
+def test_two_relays_that_hear_each_other_come_to_rest() -> None:
+    """Two transport nodes with two wires between them, each the other's next hop for a destination that is gone."""
+    net = VirtualNet(seed=11)
+    a, b = net.node("a", transport=True), net.node("b", transport=True)
+    wires = [*net.join(a, b), *net.join(b, a, delay=0.03)]
+    ghost = Identity(entropy=net.random.randbytes)
+    raw = announce(ghost, "ghost", SIM_UNIX + net.now, hops=3)
+    for node in (a, b):
+        port = node.engine.ports[0]
+        head = bytes((HEADER_2 | TRANSPORT | raw[0], 3)) + (b if node is a else a).engine.transport_id
+        node.engine.receive(port, [head + raw[2:]], net.now)
+    net.run(30.0)
+    before = [len(wire.sent) for wire in wires]
+    for node in (a, b):
+        for kind in (make_raw(SINGLE << 2 | DATA, raw[2:18], CTX_NONE, DICE.randbytes(50)), direct_request(raw[2:18])):
+            packet = bytes((HEADER_2 | TRANSPORT | kind[0], 0)) + node.engine.transport_id + kind[2:]
+            node.engine.receive(node.engine.ports[1], [packet], net.now)
+            net.run(1.0)
+    for n in range(10):
+        a.engine.receive(a.engine.ports[0], [request(DICE.randbytes(16), n.to_bytes(16, "big"))], net.now)
+    net.run(60.0)
+    packets = sum(len(wire.sent) for wire in wires) - sum(before)
+    assert packets < 40, f"{packets} packets were sent for 14"
+    quiet = [len(wire.sent) for wire in wires]
+    net.run(120.0)
+    assert [len(wire.sent) for wire in wires] == quiet
+
+
+FLOODS: dict[str, Callable[[Besieged, Identity, int], bytes]] = {
+    "announces, valid": lambda here, owner, n: announce(owner, str(n), UNIX),
+    "announces, forged": lambda here, owner, n: announce(owner, str(n), UNIX, forged=True),
+    "announces, repeated": lambda here, owner, n: here.good,
+    "path requests, any": lambda here, owner, n: request(DICE.randbytes(16), DICE.randbytes(16)),
+    "path requests, known": lambda here, owner, n: request(here.good[2:18], DICE.randbytes(16)),
+    "link requests": lambda here, owner, n: link_request(here),
+    "link data, unknown": lambda here, owner, n: make_raw(LINK << 2 | DATA, DICE.randbytes(16), 0, bytes(40)),
+    "tunnels": lambda here, owner, n: synthesis(owner, n),
+    "packets, no path": lambda here, owner, n: in_transport(
+        here, make_raw(SINGLE << 2 | DATA, DICE.randbytes(16), 0, DICE.randbytes(40))
+    ),
+    "proofs, unknown": lambda here, owner, n: proof_packet(DICE.randbytes(32), bytes(64), explicit=False),
+    "noise": lambda here, owner, n: DICE.randbytes(60),
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_the_good_are_served_after_every_flood(kind: str) -> None:
+    """And what a packet costs, with -s."""
+    here = Besieged(Policy(announce_cap=1.0))
+    here.left.policy = here.right.policy = OPEN
+    owner = Identity(entropy=DICE.randbytes)
+    flood = many(512, lambda n: FLOODS[kind](here, owner, n))
+    began = time.process_time()
+    here.pour(flood)
+    print(f"{kind}: {(time.process_time() - began) / len(flood) * 1e6:.1f} us a packet")
     here.check_good_are_served()
 
 
@@ -272,11 +315,6 @@ def test_an_echo_of_everything_is_filtered() -> None:
         here.engine.run_timers(here.now)
     assert not any(here.sent().values())
     here.check_good_are_served()
-
-
-def answers(packets: list[bytes], destination: bytes) -> int:
-    """How many answers to path requests for it there are."""
-    return sum(r[0] & 0x43 == 0x41 and r[18:34] == destination and r[34] == CTX_PATH_RESPONSE for r in packets)
 
 
 def test_who_asks_again_and_again_keeps_nobody_from_his_answer() -> None:

@@ -72,9 +72,14 @@ class ReverseTable:
     def __len__(self) -> int:
         return len(self._current) + len(self._previous)
 
-    def take(self, key: bytes) -> tuple[Port, Port] | None:
-        """Look up and forget: one proof goes back, whatever it is worth."""
-        return self._current.pop(key, None) or self._previous.pop(key, None)
+    def get(self, key: bytes) -> tuple[Port, Port] | None:
+        """Look up."""
+        return self._current.get(key) or self._previous.get(key)
+
+    def forget(self, key: bytes) -> None:
+        """One proof has gone back, whatever it is worth."""
+        if self._current.pop(key, None) is None:
+            self._previous.pop(key, None)
 
     def leave(self, port: Port) -> None:
         """`port` is gone."""
@@ -167,14 +172,14 @@ class Relay:
                     sent = byte[flags & 0x0F] + byte[hops] + raw[18:]
                 path.heard_at = unix_time
                 reverse.put(digest[:16], port, out, now)
-            elif flags & 0xCF == PROOF and raw[2:18] in reverse:  # of a packet that went this way
+            elif flags & 0xCF == PROOF and (ways := reverse.get(raw[2:18])) is not None:  # of what went this way
+                if ways[1] is not port:  # forged, or overheard: the entry waits for the right one (trap T7)
+                    drops[Drop.PROOF_UNEXPECTED] += 1
+                    continue
                 if not seen.add(full(byte[flags & 0x0F] + raw[2:])):
                     drops[Drop.FILTERED] += 1
                     continue
-                ways = reverse.take(raw[2:18])
-                if ways is None or ways[1] is not port:
-                    drops[Drop.PROOF_UNEXPECTED] += 1
-                    continue
+                reverse.forget(raw[2:18])
                 out = ways[0]
                 sent = byte[flags] + byte[hops] + raw[2:]
             else:

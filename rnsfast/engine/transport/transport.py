@@ -74,6 +74,7 @@ class Transport:
     def detach(self, port: Port) -> None:
         """An interface is gone for good."""
         self.lost(port)
+        self.tunnels.detach(port)
         self.outlets.pop(port, None)
         self.intakes.pop(port, None)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from rnsfast.crypto.hashes import truncated
 from rnsfast.crypto.identity import Identity
+from rnsfast.engine.filter import HashMemory
 from rnsfast.engine.known import Path
 from rnsfast.wire.drop import Drop
 from rnsfast.wire.tunnel import parse_synthesis, synthesis_signed_data, tunnel_id
@@ -18,6 +20,9 @@ LIFETIME: Final = 28_800.0  # seconds after the last synthesis or announce
 LIMIT: Final = 4096  # tunnels; the one longest silent gives way
 PATHS: Final = 16_384  # paths a tunnel; the oldest gives way
 BLOBS: Final = 32  # random blobs a stored path keeps
+HEARD: Final = 4096  # synthesis packets remembered, two generations of this many
+VERIFIED_AT_ONCE: Final = 8  # signatures an interface may have verified in a row,
+VERIFIED_EVERY: Final = 1.0  # seconds after which there is one more: a peer sends one a connection
 
 
 @dataclass(slots=True)
@@ -37,6 +42,15 @@ class Tunnels:
         self._transport = transport
         self.tunnels: dict[bytes, Tunnel] = {}  # at most LIMIT
         self._by_port: dict[Port, Tunnel] = {}
+        self._heard = HashMemory(HEARD)
+        self._verified: dict[Port, float] = {}  # up to when an interface has used up its verifications
+
+    def _may_verify(self, port: Port, now: float) -> bool:
+        used = max(self._verified.get(port, now), now)
+        if used > now + (VERIFIED_AT_ONCE - 1) * VERIFIED_EVERY:
+            return False
+        self._verified[port] = used + VERIFIED_EVERY
+        return True
 
     def receive(self, port: Port, data: bytes, now: float) -> None:
         """A synthesis packet: the other end of `port` says which tunnel this is."""
@@ -44,10 +58,18 @@ class Tunnels:
         if isinstance(synthesis, Drop):
             port.drops[synthesis] += 1
             return
+        digest = truncated(data)
+        if digest in self._heard:  # a repeat must not take the tunnel back, or elsewhere
+            port.drops[Drop.FILTERED] += 1
+            return
+        if not self._may_verify(port, now):
+            port.drops[Drop.TUNNEL_OVERLOAD] += 1
+            return
         signed = synthesis_signed_data(synthesis.public_key, synthesis.interface_hash, synthesis.random)
         if not Identity.from_public(synthesis.public_key).verify(synthesis.signature, signed):
             port.drops[Drop.TUNNEL_SIGNATURE] += 1
             return
+        self._heard.add(digest)
         unix_time = now + self._transport.engine.unix_offset
         identifier = tunnel_id(synthesis.public_key, synthesis.interface_hash)
         tunnel = self.tunnels.pop(identifier, None)
@@ -112,6 +134,10 @@ class Tunnels:
         tunnel = self._by_port.pop(port, None)
         if tunnel is not None:
             tunnel.port = None
+
+    def detach(self, port: Port) -> None:
+        """`port` is gone for good."""
+        self._verified.pop(port, None)
 
     def clean(self, unix_time: float) -> None:
         """Forget what is over: silent tunnels, old paths, paths older than the active ones."""
