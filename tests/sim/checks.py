@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from rnsfast.engine.destination import Destination
 from rnsfast.engine.events import AnnounceHeard
-from rnsfast.wire.packet import ANNOUNCE, CTX_NONE, HEADER_2, packet_hash
+from rnsfast.wire.packet import ANNOUNCE, CTX_NONE, HEADER_2
 from tests.sim.network import Network
 from tests.virtualnet import SimNode
 
@@ -17,13 +16,18 @@ def is_rebroadcast(raw: bytes) -> bool:
     return raw[0] & 3 == ANNOUNCE and bool(raw[0] & HEADER_2)
 
 
-def rebroadcasts(net: Network) -> dict[tuple[bytes, bytes, int], int]:
-    """How often each node sent each announce on each interface: (node's transport id, announce body, interface)."""
-    found: dict[tuple[bytes, bytes, int], int] = {}
-    for wire in net.wires:
+def key_of(raw: bytes) -> tuple[bytes, bytes]:
+    """Of a rebroadcast: whose transport id, and which announce (destination and random blob)."""
+    return raw[2:18], raw[18:34] + raw[109:119]
+
+
+def rebroadcasts(net: Network) -> dict[tuple[tuple[bytes, bytes], int], int]:
+    """How often each node sent each announce on each interface: (key_of, interface)."""
+    found: dict[tuple[tuple[bytes, bytes], int], int] = {}
+    for number, wire in enumerate(net.wires):
         for raw in wire.sent:
-            if is_rebroadcast(raw) and not raw[34]:
-                key = raw[2:18], raw[18:34] + raw[109:119], id(wire)
+            if is_rebroadcast(raw) and raw[34] == CTX_NONE:
+                key = key_of(raw), number
                 found[key] = found.get(key, 0) + 1
     return found
 
@@ -59,12 +63,6 @@ def only_newer(net: Network) -> Iterator[None]:
     net.on_taken = None
 
 
-def passed_on_too_often(net: Network) -> list[str]:
-    """Nodes that sent an announce on an interface more than twice for each time that they took it."""
-    sent = Counter(
-        (raw[2:18], packet_hash(raw), wire.source.name)
-        for wire in net.wires
-        for raw in wire.sent
-        if is_rebroadcast(raw) and raw[34] == CTX_NONE
-    )
-    return [port for (node, digest, port), times in sent.items() if times > 2 * net.taken[node, digest]]
+def passed_on_too_often(net: Network) -> list[tuple[bytes, bytes]]:
+    """Announces that a node sent on an interface more than twice for each time that it took them."""
+    return [key for (key, _), times in rebroadcasts(net).items() if times > 2 * net.taken[key]]

@@ -92,7 +92,7 @@ class Network(VirtualNet):
         self._verifying: dict[SimNode, list[tuple[Port, list[bytes]]]] = {}  # nodes at it, and what arrived meanwhile
         self.announces_sent = 0
         self.taken_at = self.now  # when an announce was last taken anywhere
-        self.taken: dict[tuple[bytes, bytes], int] = {}  # how often a node (by transport id) took an announce (by hash)
+        self.taken: dict[tuple[bytes, bytes], int] = {}  # how often a node took an announce, see `key_of`
         self.on_taken: Callable[[SimNode, AnnounceHeard], object] | None = None
 
     # -- building -------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class Network(VirtualNet):
 
     def _taken(self, node: SimNode, event: AnnounceHeard) -> None:
         self.taken_at = self.now
-        key = node.engine.transport_id, event.packet_hash
+        key = node.engine.transport_id, event.destination + node.engine.paths.paths[event.destination].blobs[-1]
         self.taken[key] = self.taken.get(key, 0) + 1
         if self.on_taken is not None:
             self.on_taken(node, event)
