@@ -82,8 +82,9 @@ class PacedWire(Wire):
 
 
 class Network(VirtualNet):
-    def __init__(self, seed: int = 1, *, verify_seconds: float = 0.0) -> None:
+    def __init__(self, seed: int = 1, *, verify_seconds: float = 0.0, policy: Policy = OPEN) -> None:
         super().__init__(seed)
+        self.policy = policy  # of all cables that do not have their own
         self._due: list[tuple[float, int, SimNode | Callable[[], object]]] = []
         self._armed: dict[SimNode, float] = {}
         self._wire_of: dict[Port, Wire] = {}
@@ -124,7 +125,7 @@ class Network(VirtualNet):
         self, a: SimNode, b: SimNode, *, delay: float = 0.010, paced: bool = False, **options: Any
     ) -> tuple[Wire, Wire]:
         """A cable. `options` are those of both its ports."""
-        options.setdefault("policy", OPEN)
+        options.setdefault("policy", self.policy)
         number = f"-{len(self.wires) // 2}"  # two nodes may have several cables between them
         pa, pb = a.port(f"to-{b.name}{number}", **options), b.port(f"to-{a.name}{number}", **options)
         kind = PacedWire if paced else Wire
