@@ -31,7 +31,7 @@ from rnsfast.node.config import (
 )
 from rnsfast.node.control import ControlSocket
 from rnsfast.node.destinations import Inbox, Outbox
-from rnsfast.node.dispatch import Dispatcher
+from rnsfast.node.dispatch import Dispatcher, Strand
 from rnsfast.node.link import Link
 from rnsfast.node.listener import AnnounceHandler, NodeListener
 from rnsfast.node.management import Management
@@ -46,7 +46,6 @@ from rnsfast.wire.packet import SINGLE
 
 log = logging.getLogger(__name__)
 
-HASH_SAVES: Final = 12  # saves between two of the packet hashes seen
 SAVE_INTERVAL: Final = 300.0  # seconds; what is learnt is on disk after this long at the latest
 STOP_PATIENCE: Final = 5.0  # seconds `stop` waits for each of its threads
 RETRY_INTERFACE: Final = 10.0  # seconds between attempts to open an interface whose address was not free
@@ -92,7 +91,6 @@ class Node(ManagementApi):
         self._bootstrap: list[tuple[Section, Callable[[], Interface]]] = []  # interfaces only for finding others
         self._storage: Storage | None = None
         self._transport_store: TransportStore | None = None
-        self._saves = 0
         self._control: ControlSocket | None = None
         self._management: Management | None = None
         self._started_at = 0.0  # as the reactor counts
@@ -149,6 +147,7 @@ class Node(ManagementApi):
             kept = kept or any(section.boolean("discoverable", False) for section, _ in checked.good)
             transport_identity = stored if kept else None  # others know a transport node by it
         self._dispatcher = Dispatcher(name)
+        self._saving = Strand()  # its own: saving a large table keeps no handler waiting
         reactor = Reactor(name, self._dispatcher)
         self._listener = NodeListener(self, reactor)
         reactor.engine = self._engine = Engine(
@@ -164,11 +163,12 @@ class Node(ManagementApi):
         self._reactor = self._live = reactor
         if self._storage is not None:
             self._load(self._storage)
-            if self.config.enable_transport:
-                self._transport_store = TransportStore(self._storage, reactor.lock)
-                self._transport_store.load(self._engine, time.time())
         self._management = Management(self)
-        self._management.load()  # before interfaces bring stored paths back
+        self._management.load()  # before the paths: those to blackholed identities are not wanted
+        if self._storage is not None and self.config.enable_transport:
+            store = TransportStore(self._storage, reactor.lock)
+            store.load(self._engine, time.time())
+            self._transport_store = store  # from here on, what is loaded may be saved
         self._started_at = reactor.now()
         self._reactor.start()
         for section, make in checked.good:
@@ -359,28 +359,28 @@ class Node(ManagementApi):
         if self._state == "running":
             with self._reactor.turn:
                 self._engine.unix_offset = time.time() - monotonic()  # the clock may have been set
-                self._reactor.enqueue(self._listener.strand, self._save)
+                self._reactor.enqueue(self._saving, self._save)
             self._reactor.call_at(monotonic() + SAVE_INTERVAL, self._save_later)
 
     def _save(self) -> None:
         storage = self._storage
         if storage is None:
             return
-        table = self._engine.known.entries
-        entries: list[KnownDestination] = []
-        for part in slices(self._reactor.lock, table, _stored_known):
-            entries += part
-        storage.save_known_destinations(entries)
+        parts = slices(self._reactor.lock, self._engine.known.entries, _stored_known)
+        storage.save_known_destinations(entry for part in parts for entry in part)
         store = self._transport_store
         if store is not None and self._state == "running":
-            self._saves += 1
-            store.save(self._engine, hashes=self._saves % HASH_SAVES == 0)
+            # Who has not come up by now is gone, or some interface has failed and may be theirs.
+            store.save(self._engine, waiting=bool(self.failed))
 
     def _save_transport(self) -> None:
         """Before the interfaces go, and their paths with them."""
         store, self._transport_store = self._transport_store, None
         if store is not None:
-            store.save(self._engine, hashes=True)
+            try:
+                store.save(self._engine, hashes=True)
+            except Exception:  # whatever it was, the rest of the node has to end
+                log.exception("paths and tunnels could not be saved")
 
     # ------------------------------------------------------------------ destinations
 

@@ -10,16 +10,18 @@ packet_hashlist.raw    32-byte packet hashes, one after the other
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from math import isfinite
+from typing import Final, TypeGuard
 
 import msgpack
 
-from rnsfast.wire.storedmsgpack import unpack
+from rnsfast.wire.storedmsgpack import unpack, unpack_rows
 
 HASH: Final = 32  # bytes of packet hashes, interface hashes and tunnel ids
 BLOB: Final = 10  # bytes of a random blob
+BLOBS: Final = 64  # random blobs of a path that are read: the newest
 MAX_HOPS: Final = 128
 
 
@@ -54,14 +56,24 @@ class StoredTunnel:
     expires_at: float
 
 
-def parse_paths(file: bytes) -> list[StoredPath] | None:
-    """The readable entries of `destination_table`; None if it is damaged."""
-    rows = unpack(file)
-    return None if not isinstance(rows, list) else _paths(rows)
+def read_paths(file: bytes, most: int) -> Iterator[StoredPath]:
+    """The readable entries of `destination_table`, the last `most` rows of it, one by one.
+
+    Raises ValueError where the file turns out to be damaged, or at its end if it holds something else altogether.
+    """
+    total = found = 0
+    for row in unpack_rows(file, most):
+        total += 1
+        path = _path(row)
+        if path is not None:
+            found += 1
+            yield path
+    if total and not found:
+        raise ValueError("none of its entries is a path")
 
 
 def parse_tunnels(file: bytes) -> list[StoredTunnel] | None:
-    """The readable entries of `tunnels`; None if it is damaged."""
+    """The readable entries of `tunnels`; None if it is damaged, or holds something else altogether."""
     rows = unpack(file)
     if not isinstance(rows, list):
         return None
@@ -72,24 +84,21 @@ def parse_tunnels(file: bytes) -> list[StoredTunnel] | None:
         identifier, interface, paths, expires = row
         if not _is_hash(identifier) or not (interface is None or _is_hash(interface)) or not isinstance(paths, list):
             continue
-        if isinstance(expires, (int, float)):
-            found.append(StoredTunnel(identifier, interface, tuple(_paths(paths)), float(expires)))
-    return found
+        if _is_time(expires):
+            found.append(
+                StoredTunnel(
+                    identifier, interface, tuple(path for p in paths if (path := _path(p)) is not None), float(expires)
+                )
+            )
+    return found if found or not rows else None
 
 
-def _is_hash(value: object) -> bool:
+def _is_hash(value: object) -> TypeGuard[bytes]:
     return isinstance(value, bytes) and len(value) == HASH
 
 
-def _paths(rows: list[object]) -> list[StoredPath]:
-    """Consumes `rows`, so that a large table is not in memory twice."""
-    rows.reverse()
-    found: list[StoredPath] = []
-    while rows:
-        path = _path(rows.pop())
-        if path is not None:
-            found.append(path)
-    return found
+def _is_time(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and isfinite(value)
 
 
 def _path(row: object) -> StoredPath | None:
@@ -102,23 +111,32 @@ def _path(row: object) -> StoredPath | None:
         return None
     if not isinstance(hops, int) or not 0 <= hops <= MAX_HOPS or not (interface is None or _is_hash(interface)):
         return None
-    if not isinstance(heard, (int, float)) or not isinstance(expires, (int, float)):
+    if not _is_time(heard) or not _is_time(expires):
         return None
     if not all(isinstance(blob, bytes) and len(blob) == BLOB for blob in blobs):
         return None
-    return StoredPath(destination, float(heard), next_hop, hops, float(expires), tuple(blobs[-64:]), interface, digest)
+    return StoredPath(
+        destination, float(heard), next_hop, hops, float(expires), tuple(blobs[-BLOBS:]), interface, digest
+    )
 
 
-def build_list(parts: Iterable[list[list[object]]], count: int) -> bytes:
-    """A msgpack list of `count` rows, which come in parts: nobody else runs while one part is packed."""
+def pack_paths(paths: Iterable[StoredPath]) -> bytes:
+    """Rows of `destination_table`, one after the other, without the head of the list."""
+    pack = msgpack.Packer(use_bin_type=True).pack
+    return b"".join([pack(path.row()) for path in paths])
+
+
+def pack_tunnel(identifier: bytes, interface: bytes | None, rows: Iterable[bytes], count: int, expires: float) -> bytes:
+    """A row of `tunnels`. `rows` are `count` paths as `pack_paths` makes them."""
     packer = msgpack.Packer(use_bin_type=True)
-    head: bytes = packer.pack_array_header(count)
-    return head + b"".join(b"".join(map(packer.pack, part)) for part in parts)
+    head = packer.pack_array_header(4) + packer.pack(identifier) + packer.pack(interface)
+    return b"".join([head, packer.pack_array_header(count), *rows, packer.pack(expires)])
 
 
-def tunnel_row(tunnel: StoredTunnel) -> list[object]:
-    """As it stands in the file."""
-    return [tunnel.id, tunnel.interface, [path.row() for path in tunnel.paths], tunnel.expires_at]
+def build_list(rows: Iterable[bytes], count: int) -> bytes:
+    """A file: the list of `count` rows that are packed already, in pieces of any size."""
+    head: bytes = msgpack.Packer().pack_array_header(count)
+    return b"".join([head, *rows])
 
 
 def parse_announce_file(file: bytes) -> bytes | None:
@@ -134,8 +152,7 @@ def build_announce_file(raw: bytes, interface: str | None) -> bytes:
     return bytes(msgpack.packb([raw, interface], use_bin_type=True))
 
 
-def parse_hashes(file: bytes) -> list[bytes] | None:
-    """The hashes of `packet_hashlist.raw`; what is left over at the end is left out. None if it is empty."""
-    if not file:
-        return None
-    return [file[at : at + HASH] for at in range(0, len(file) - HASH + 1, HASH)]
+def parse_hashes(file: bytes, most: int) -> list[bytes]:
+    """The hashes of `packet_hashlist.raw`, at most `most`; what is left over at the end is none."""
+    size = min(len(file) // HASH, most) * HASH
+    return [file[at : at + HASH] for at in range(0, size, HASH)]
