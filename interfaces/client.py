@@ -144,7 +144,8 @@ class StreamClient:
             return
         prefer = self.settings.prefer_ipv6
         self._addresses = list(answer) if prefer is None else preferred(answer, prefer_ipv6=prefer)
-        self._last_error = "the name has no address"
+        if not self._addresses:
+            self._last_error = "the name has no address"
         self._try_next()
 
     def _try_next(self) -> None:

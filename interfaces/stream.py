@@ -12,9 +12,11 @@ The connection ends on the reactor thread, once, whoever finds out; `close` may 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +35,10 @@ QUEUE_LIMIT: Final = 4 << 20  # bytes of frames waiting for the socket; local (p
 CONGESTED_ABOVE: Final = 256 << 10  # bytes waiting; streams stop pulling
 CONGESTED_BELOW: Final = 64 << 10  # bytes waiting; they go on
 STALL_TIME: Final = 12.0  # seconds without one byte accepted while some wait; then the connection is given up
+_NO_LINGER: Final = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 READS: Final = 4  # reads an event, so that one busy connection does not keep the others waiting
+TURN: Final = 0.004  # seconds that handling one event's packets may take; a connection whose take longer reads less
+SMALL_READ: Final = 16_384  # bytes, of a connection whose packets are costly
 
 
 class Cause(Enum):
@@ -92,10 +97,13 @@ class StreamConnection:
         self._framing = framing
         self._buffer = buffer
         self._on_end = on_end
+        self._sock = sock
         self._io: BatchIO = open_backend(Kind.STREAM, sock, max_batch=batch, sys=calls)
         self._batch = batch
         self._fd = self._io.fileno()
         self._decoder = framing.decoder(port.hw_mtu + port.ifac_size)
+        self._room = READS * READ_SIZE  # bytes read an event; on the reactor thread
+        self._small: RxBatch | None = None
         self._tx_lock = threading.Lock()
         # All below under the transmit lock.
         self._pending: list[bytes] = []  # chunks of whole frames; those before _head are gone
@@ -120,12 +128,15 @@ class StreamConnection:
         self.flush()
         self._shut()
 
-    def _shut(self) -> bool:
-        """Give the descriptor up. False if somebody was first."""
+    def _shut(self, *, abort: bool = False) -> bool:
+        """Give the descriptor up. False if somebody was first. `abort`: also what the system has taken already."""
         with self._tx_lock:
             if not self._open:
                 return False
             self._open = False
+            if abort:
+                with contextlib.suppress(OSError):
+                    self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             self._runtime.unwatch(self._fd)
             check, self._stall_check = self._stall_check, None
             lost = len(self._pending) - self._head
@@ -140,8 +151,12 @@ class StreamConnection:
         return True
 
     def _finish(self, end: End) -> None:
-        """On the reactor thread."""
-        if self._shut():
+        """On the reactor thread.
+
+        A peer that takes nothing would not even see the end, which stands behind all that the system still keeps for
+        it, megabytes and for minutes: such a connection is reset.
+        """
+        if self._shut(abort=end.cause is Cause.STALLED):
             self._on_end(self, end)
 
     @property
@@ -298,11 +313,24 @@ class StreamConnection:
         if turned:
             self._runtime.changed(self.port)
 
+    def _adapt(self, read: int, took: float) -> None:
+        """Read as much an event as is handled within a turn, so that costly packets of one hold up no other."""
+        room, most = self._room, READS * READ_SIZE
+        if took > TURN:
+            self._room = max(SMALL_READ, int(min(room, read) * TURN / took))
+        elif room < most and took < TURN / 2 and 2 * read > room:
+            self._room = min(most, 2 * room)
+
     def _on_readable(self) -> None:
         io, buffer, feed = self._io, self._buffer, self._decoder.feed
+        if self._room < buffer.slot:
+            if self._small is None:
+                self._small = RxBatch(1, SMALL_READ)
+            buffer = self._small
         packets: list[bytes] = []
         end: End | None = None
-        for _ in range(READS):
+        read, reads = 0, max(1, self._room // buffer.slot)
+        for _ in range(reads):
             try:
                 if not io.recv(buffer):
                     break
@@ -315,6 +343,7 @@ class StreamConnection:
                 end = End(Cause.BROKEN, broken.errno or 0)
                 break
             data = buffer.data(0)
+            read += len(data)
             packets += feed(data)
             if len(data) < buffer.slot:
                 break
@@ -324,7 +353,9 @@ class StreamConnection:
                 self.port.drops.update(drops)
             drops.clear()
         if packets:
+            began = self._runtime.now()
             self._runtime.deliver(self.port, packets)
+            self._adapt(read, self._runtime.now() - began)
         if end is not None:  # what the peer wrote before its end is delivered first
             self._finish(end)
 

@@ -395,4 +395,7 @@ def test_status_names_target_state_and_reason(runtime: FakeRuntime, server: sock
     peer.close()
     runtime.run_until(lambda: waiting(client))
     assert client.status()["last_error"] == "closed by the other side"
+    runtime.advance(WAIT)
+    with connected(runtime, client, server):
+        assert client.status()["last_error"] == "closed by the other side", "why the last one ended"
     client.close()

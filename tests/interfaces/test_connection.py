@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from rnsfast.interfaces.stream import (
     CONGESTED_ABOVE,
     CONGESTED_BELOW,
     QUEUE_LIMIT,
+    SMALL_READ,
     STALL_TIME,
     Cause,
     End,
@@ -296,6 +298,24 @@ def test_peer_that_takes_nothing_for_12_s_is_given_up(runtime: FakeRuntime, conn
     assert runtime.callbacks == {}
 
 
+def test_peer_that_is_given_up_is_told_at_once(runtime: FakeRuntime, connect: Make) -> None:
+    """The end would stand behind what the system keeps for a peer that does not read."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
+        far = server.accept()[0]
+        connection, port, ends = connect(sock)
+        while not connection.waiting:
+            queue(port, [b"x" * 10_000] * 50)
+            connection.flush()
+        runtime.advance(STALL_TIME + 0.1)
+        assert [end.cause for end in ends] == [Cause.STALLED]
+        poll = select.poll()
+        poll.register(far, select.POLLHUP)
+        assert poll.poll(PATIENCE * 1000)
+        with far, pytest.raises(ConnectionResetError):
+            while far.recv(1 << 20):
+                pass
+
+
 def test_one_byte_is_a_sign_of_life(runtime: FakeRuntime, connect: Make, sockets: Pair) -> None:
     connection, port, ends = connect(sockets[0], ScriptedCalls([5, 1, EAGAIN, 1, 500]))
     queue(port, [b"x" * 100] * 3)
@@ -512,3 +532,42 @@ def test_a_batch_bounds_the_packets_of_a_call(batch: int | None, calls: int, run
     assert packets == [bytes([i]) * 40 for i in range(100)]
     connection.close()
     right.close()
+
+
+def test_a_connection_whose_packets_take_long_reads_less_at_a_time(
+    runtime: FakeRuntime, connect: Make, sockets: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others on the thread wait meanwhile. When they take less again, so does it."""
+    connection, _, _ = connect(sockets[0])
+    cost, handled = [0.0], [0]
+
+    def deliver(port: Port, packets: list[bytes]) -> None:
+        handled[0] = len(packets)
+        runtime.advance(cost[0] * len(packets))
+
+    monkeypatch.setattr(runtime, "deliver", deliver)
+    block = b"".join(map(HDLC.encode, [b"p" * 62] * 1500))  # 96,000 bytes
+
+    def next_read() -> int:
+        connection.on_events(READ)
+        return handled[0]
+
+    sockets[1].sendall(block)
+    assert next_read() == 1500
+    cost[0] = 100e-6  # 0.15 s for all of them
+    sockets[1].sendall(block)
+    assert next_read() == 1500
+    sockets[1].sendall(block)
+    assert next_read() == SMALL_READ // 64, "25 ms"
+    assert next_read() == SMALL_READ // 64, "the least there is"
+    cost[0] = 0.0
+    found = []
+    left = 1500 - 2 * SMALL_READ // 64
+    while sum(found) < left:
+        found.append(next_read())
+    assert found[:2] == [SMALL_READ // 64, 2 * SMALL_READ // 64]
+    counts = []
+    for _ in range(4):
+        sockets[1].sendall(block)
+        counts.append(next_read())
+    assert counts[-1] == 1500, f"all that is there, again: {counts}"
