@@ -129,11 +129,17 @@ def _addresses(texts: Sequence[str]) -> tuple[Address, ...]:
         try:
             address = ip_interface(text)
         except ValueError as error:
-            raise CommandError(f"--address {text}: {error}", Exit.USAGE) from error
+            raise CommandError(
+                f"--address {text}: this is no IP address with its network, as in 10.77.0.1/24", Exit.USAGE
+            ) from error
         if "/" not in text:
             raise CommandError(f"--address {text}: the network is missing, as in {text}/24", Exit.USAGE)
         if address.ip.is_unspecified or address.ip.is_multicast or address.ip.is_loopback:
             raise CommandError(f"--address {text}: no device can have this address", Exit.USAGE)
+        if address.version == 4 and address.network.prefixlen < 31:
+            meaning = {address.network[0]: "the network itself", address.network[-1]: "everybody in the network"}
+            if address.ip in meaning:
+                raise CommandError(f"--address {text}: that means {meaning[address.ip]}; take another", Exit.USAGE)
         if any(address.ip == other.ip for other in found):
             raise CommandError(f"--address {text} is given twice", Exit.USAGE)
         found.append(address)
@@ -144,9 +150,12 @@ def _addresses(texts: Sequence[str]) -> tuple[Address, ...]:
 
 def _network(text: str) -> Network:
     try:
-        return ip_network(text)
+        network = ip_network(text, strict=False)
     except ValueError as error:
-        raise CommandError(f"--route {text}: {error}", Exit.USAGE) from error
+        raise CommandError(f"--route {text}: this is no network, as in 10.88.0.0/16", Exit.USAGE) from error
+    if network.network_address != ip_interface(text).ip:
+        raise CommandError(f"--route {text}: the network is called {network}", Exit.USAGE)
+    return network
 
 
 def _open(

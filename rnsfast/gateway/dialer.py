@@ -87,10 +87,10 @@ class Dialer:
         if wanted and link.is_active:
             self._pending = None
             return link
-        if not link._engine.is_open:
-            self.failed(f"{self.peer.hex()} did not answer the link request", now)
-        elif wanted and news[0] is None:
+        if not link._engine.port.online or (wanted and news[0] is None and link._engine.is_open):
             self.failed("the interface that leads to the peer is down", now)
+        elif not link._engine.is_open:
+            self.failed(f"{self.peer.hex()} did not answer the link request", now)
         elif wanted and not self._is_better(news):
             return None
         # Else it is not needed, or the peer has begun anew, or an interface that swallowed the request has.

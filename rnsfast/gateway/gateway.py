@@ -195,10 +195,10 @@ class Gateway:
         if not count:
             return
         links, limit = self._links, self._limit
-        if links is None or links.current is None:
-            self.lost[Lost.OUT_NO_LINK] += count
-            return
         large: list[bytes] = []
+        if links is None or links.current is None:  # what no link would have taken is counted as that
+            self.lost[Lost.OUT_NO_LINK] += len(self._gate.leaving(self._batch.take_all(), MAX_PACKET, large))
+            return
         packets = self._gate.leaving(self._batch.take_all(), limit, large)
         if packets:
             payloads = bundle(packets, self._mdu)

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from rnsfast import Identity
 from rnsfast.cli.exits import Exit
 from rnsfast.cli.main import main
+from rnsfast.cli.tun import _addresses
 from rnsfast.gateway import tunnel_hash
 from rnsfast.osio.device import DeviceError
 from tests.cli.support import write_config
@@ -75,10 +76,14 @@ def test_the_address_of_an_identity_file(tmp_path: Path) -> None:
         (["--peer", "0011", "--address", ADDRESS], "'0011' is no tunnel address: it has 4 hexadecimal digits"),
         (["--peer", "x" * 32, "--address", ADDRESS], f"'{'x' * 32}' is no tunnel address"),
         (["--peer", PEER, "--address", "10.177.0.1"], "--address 10.177.0.1: the network is missing, as in"),
-        (["--peer", PEER, "--address", "10.177.0/24"], "--address 10.177.0/24: "),
+        (["--peer", PEER, "--address", "10.177.0/24"], "--address 10.177.0/24: this is no IP address with"),
+        (["--peer", PEER, "--address", "10.177.0.1/33"], "--address 10.177.0.1/33: this is no IP address with"),
+        (["--peer", PEER, "--address", "10.177.0.0/24"], "--address 10.177.0.0/24: that means the network itself"),
+        (["--peer", PEER, "--address", "10.177.0.255/24"], "--address 10.177.0.255/24: that means everybody in the"),
         (["--peer", PEER, "--address", "224.0.0.1/24"], "--address 224.0.0.1/24: no device can have this address"),
         (["--peer", PEER, "--address", ADDRESS, "--address", ADDRESS], f"--address {ADDRESS} is given twice"),
-        (["--peer", PEER, "--address", ADDRESS, "--route", "10.1.1.1/8"], "--route 10.1.1.1/8: "),
+        (["--peer", PEER, "--address", ADDRESS, "--route", "10.1.1.1/8"], "the network is called 10.0.0.0/8"),
+        (["--peer", PEER, "--address", ADDRESS, "--route", "home"], "--route home: this is no network, as in"),
         (["--peer", PEER, "--address", ADDRESS, "--allow", "zz"], "'zz' is no tunnel address"),
         (
             ["--peer", PEER, "--address", "fd77::1/64", "--mtu", "1000"],
@@ -94,10 +99,24 @@ def test_wrong_arguments_are_told_before_anything_is_opened(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--address", ADDRESS], ["--peer", PEER], ["--peer", PEER, "--address", ADDRESS, "--batch", "0"]]
+    ("arguments", "sentence"),
+    [
+        (["--address", ADDRESS], "Missing option '--peer' (see `rnsfast tun up -h`)"),
+        (["--peer", PEER], "Missing option '--address' (see `rnsfast tun up -h`)"),
+        (["--peer", PEER, "--address", ADDRESS, "--batch", "0"], "Invalid value for '--batch': 0 is not in the range"),
+        (["--peer", PEER, "--adress", ADDRESS], "No such option"),
+        (["--peer", PEER, "--address", ADDRESS, "more"], "Got unexpected extra argument (more) (see `rnsfast tun up"),
+    ],
 )
-def test_what_is_missing_or_out_of_range(arguments: list[str]) -> None:
-    assert call("up", *arguments).exit_code == Exit.USAGE
+def test_what_is_missing_or_out_of_range(arguments: list[str], sentence: str) -> None:
+    result = CliRunner().invoke(main, ["tun", "up", *arguments], prog_name="rnsfast")
+    assert complaint(result, Exit.USAGE).startswith(sentence)
+
+
+@pytest.mark.parametrize("mask", ["10.177.0.0/31", "10.177.0.1/31", "10.177.0.5/32", "fd77::/64"])
+def test_addresses_that_only_look_like_a_network(mask: str) -> None:
+    (address,) = _addresses([mask])
+    assert str(address) == mask
 
 
 def test_the_peer_is_not_this_end(config: str) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rnsfast.gateway.icmp import Bucket, too_big
-from rnsfast.gateway.ip import Allowed, Gate, whole
+from rnsfast.gateway.ip import MEMORY, Allowed, Gate, whole
 from rnsfast.gateway.lost import Lost
 from tests.gateway.support import checksum, ipv4, ipv6
 
@@ -149,6 +149,35 @@ def test_a_batch_keeps_its_order_and_counts_each_loss() -> None:
 
 
 # ------------------------------------------------------------------ too big
+
+
+ADDRESSES = st.sampled_from(["10.77.0.1", "10.77.0.2", "10.77.0.255", "10.88.0.1", "224.0.0.5", "0.0.0.1", "8.8.8.8"])
+
+
+@given(st.data())
+def test_a_gate_that_has_seen_much_decides_like_one_that_has_seen_nothing(data: st.DataObject) -> None:
+    """Pairs of addresses that passed are remembered; nothing else may follow from that."""
+    old = gate("10.88.0.0/16")
+    for _ in range(data.draw(st.integers(1, 12))):
+        packet = bytearray(ipv4(data.draw(ADDRESSES), data.draw(ADDRESSES), bytes(data.draw(st.integers(0, 40)))))
+        packet[0] = data.draw(st.sampled_from([0x45, 0x45, 0x45, 0x44, 0x46, 0x4F, 0x60]))
+        packet[3] = (packet[3] + data.draw(st.sampled_from([0, 0, 0, 1, -1]))) % 256
+        packet += bytes(data.draw(st.sampled_from([0, 0, 1])))
+        raw, limit = bytes(packet), data.draw(st.sampled_from([65535, 40]))
+        fresh = gate("10.88.0.0/16")
+        old.lost.clear()
+        large: tuple[list[bytes], list[bytes]] = ([], [])
+        assert old.leaving([raw], limit, large[0]) == fresh.leaving([raw], limit, large[1])
+        assert old.arriving([raw]) == fresh.arriving([raw])
+        assert old.lost == fresh.lost and large[0] == large[1]
+
+
+def test_remembered_pairs_are_bounded() -> None:
+    check = Gate(OWN, [ip_network("10.0.0.0/8")], Counter())
+    for i in range(2 * MEMORY):
+        packet = ipv4(str(ip_address("10.88.0.0") + i), "10.77.0.1")
+        assert check.arriving([packet]) == [packet] == check.leaving([packet], 1500, [])
+        assert max(len(check._in_pairs), len(check._out_pairs)) <= MEMORY
 
 
 @given(st.integers(0, 3000), st.integers(68, 65535), st.sampled_from([0, 0x4000, 0x2000]))

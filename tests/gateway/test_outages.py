@@ -7,6 +7,7 @@ from typing import Any
 
 from rnsfast.gateway import State, tunnel_hash
 from rnsfast.gateway.messages import Ping
+from tests.gateway.support import ipv6
 from tests.gateway.tunnel import Tunnel, there
 from tests.loopback import PATIENCE
 
@@ -236,3 +237,20 @@ def test_a_ping_is_answered(tunnel: Tunnel) -> None:
     two.links._say(end, Ping(b"abcd"))
     tunnel.settle()
     assert end.heard_at > before
+
+
+def test_what_no_link_would_take_is_not_counted_as_lost_for_want_of_one(tunnel: Tunnel) -> None:
+    one, _ = tunnel.make()
+    one.gateway.start()
+    one.device.put(there(1), b"\x45 no packet", ipv6("fe80::1", "ff02::2", b"router?"))
+    tunnel.settle()
+    assert one.drops == {"out.no_link": 1, "out.header": 1, "out.link_local": 1}
+
+
+def test_a_request_without_an_answer_is_not_blamed_on_the_interface(tunnel: Tunnel) -> None:
+    one, two = tunnel.make()
+    tunnel.pair.to_b.drop = tunnel.pair.to_a.drop = lambda raw: raw[0] & 3 == 2  # link requests
+    one.gateway.start()
+    two.gateway.start()
+    tunnel.pass_time(20)
+    assert one.until(State.RETRYING) == f"{two.links.own.hex()} did not answer the link request"
