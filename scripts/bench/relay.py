@@ -103,10 +103,10 @@ class End:
 class Relay:
     """A relay process, and what it has used."""
 
-    def __init__(self, side: str, interface: str, directory: Path) -> None:
+    def __init__(self, side: str, interface: str, directory: Path, **more: object) -> None:
         self.port = free_port()
         self.identity = Identity()
-        options = {"ingress_control": False, "announce_cap": 100, "announce_rate_target": 3600}
+        options = {"ingress_control": False, "announce_cap": 100, "announce_rate_target": 3600, **more}
         config = write_config(directory, [SERVERS[interface](self.port, **options)], transport=True)
         (directory / "storage").mkdir(mode=0o700)
         self.identity.save(directory / "storage" / "transport_identity")
@@ -167,6 +167,7 @@ class Bridge:
         self.near, self.far = End(relay.port), End(relay.port)
         identity = Identity()
         destination, packet = announce(identity, "far", time.time())
+        self.destination = destination
         self.far.send(packet)
         self.near.receive(lambda raw: raw[0] & 3 == ANNOUNCE and destination in raw[:34])
         exchange, signing = os.urandom(32), SigningKey(os.urandom(32))
