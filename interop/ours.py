@@ -119,6 +119,14 @@ class Duo:
         return inbox
 
 
+def connected(node: Node) -> Node:
+    """Return it when one of its interfaces is up: what it says before that reaches nobody."""
+    up = threading.Event()
+    node.on_interface_up(lambda name: up.set())
+    assert up.wait(LIMIT), node.status()
+    return node
+
+
 @contextmanager
 def duo(
     space: Workspace,

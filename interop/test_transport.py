@@ -29,7 +29,7 @@ from interop.harness import (
     udp,
     workspace,
 )
-from interop.ours import LIMIT, Duo, drain, join, pour
+from interop.ours import LIMIT, Duo, connected, drain, join, pour
 from interop.seeded import data, digest, random_bytes
 from rnsfast import Identity, Node, PathNotFound
 
@@ -194,8 +194,8 @@ def ours_at_the_ends(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Nod
     with workspace() as space, ExitStack() as stack:
         stack.enter_context(StockPeer(space.config("relay", [server(one, "one"), server(two, "two")], transport=True)))
         yield (
-            stack.enter_context(Node(space.config("left", [client(one)]), strict=True)),
-            stack.enter_context(Node(space.config("right", [client(two)]), strict=True)),
+            connected(stack.enter_context(Node(space.config("left", [client(one)]), strict=True))),
+            connected(stack.enter_context(Node(space.config("right", [client(two)]), strict=True))),
         )
 
 

@@ -220,9 +220,12 @@ class Engine:
             raise ValueError(f"{destination!r} is registered already")
         self.destinations[key] = destination
 
-    def deregister(self, destination: Destination) -> None:
-        """Receive no more for it."""
+    def deregister(self, destination: Destination, now: float) -> None:
+        """Receive no more for it. Links that peers have not completed end: nobody would be told of them."""
         self.destinations.pop((destination.hash, destination.kind), None)
+        for half_open in list(self._half_open.values()):
+            for link in [link for link in half_open if link.destination is destination]:
+                link.close(now, "its destination was closed")
 
     def recall(self, destination: bytes, unix_time: float) -> Identity | None:
         """The public half of the identity behind an address, if an announce told it or it is our own."""

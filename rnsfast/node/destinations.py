@@ -137,9 +137,9 @@ class Inbox:
             self._destination.app_data = value
 
     def close(self) -> None:
-        """Receive no more. Links that exist go on."""
-        with self._reactor.turn:
-            self._reactor.engine.deregister(self._destination)
+        """Receive no more. Links that are established go on."""
+        with self._reactor.turn as now:
+            self._reactor.engine.deregister(self._destination, now)
 
     def _save_ring(self) -> None:
         ring, identity, path = self._destination.ratchets, self._destination.identity, self._ring_path

@@ -81,6 +81,16 @@ def test_an_established_link_leaves_the_half_open_ones() -> None:
     assert not any(net.nodes[0].engine._half_open.values())
 
 
+def test_links_that_nobody_completed_end_with_their_destination() -> None:
+    net = VirtualNet(seed=5)
+    node = net.node("n")
+    inbox, other, port = node.inbound("inbox"), node.inbound("other"), node.port("p")
+    node.engine.receive(port, [request(inbox.hash, 1), request(other.hash, 2), request(inbox.hash, 3)], net.now)
+    node.engine.deregister(inbox, net.now)
+    assert [link.destination for link in node.engine.links.values()] == [other]
+    assert [len(links) for links in node.engine._half_open.values()] == [1] and not node.recorder.events
+
+
 @pytest.mark.slow
 def test_a_hundred_thousand_messages_leave_nothing_behind() -> None:
     net = VirtualNet(seed=7)

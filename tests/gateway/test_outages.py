@@ -41,6 +41,7 @@ def test_a_link_of_another_size_sets_the_device_again(tunnel: Tunnel) -> None:
     tunnel.pair.end_b.start(tunnel.pair.b._reactor)
     one.until(State.UP)
     two.until(State.UP)
+    tunnel.agree(one, two)
     assert one.device.sizes == two.device.sizes == [16303, 1119]
 
 

@@ -116,6 +116,9 @@ class Tunnel:
         one.until(State.UP)
         two.until(State.UP)
         self.agree(one, two)
+        for side in (one, two):  # both asked for a link, and each was told of either
+            while not side.news.empty():
+                side.heard.append(side.news.get())
         return one, two
 
     def both_ask(self) -> tuple[Side, Side]:

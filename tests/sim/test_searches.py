@@ -99,7 +99,7 @@ def test_the_answer_reaches_everyone_who_waits() -> None:
 
 def test_an_unanswered_search_is_joined_for_45_seconds_and_then_made_anew() -> None:
     net, _, askers, hidden, onward, place = gateway(2)
-    hidden.engine.deregister(place)
+    hidden.engine.deregister(place, net.now)
     assert not net.ask(askers[0], place, 1.0)
     assert not net.ask(askers[1], place, 1.0)
     net.run(40.0)
@@ -132,7 +132,7 @@ def test_a_roaming_neighbour_is_not_sent_back_where_it_came_from() -> None:
     place = net.announce(there)
     net.settle()
     sent = len(answers.sent)
-    there.engine.deregister(place)  # it asks for what it has itself announced
+    there.engine.deregister(place, net.now)  # it asks for what it has itself announced
     assert not net.ask(there, place, 5.0) and len(answers.sent) == sent
 
 

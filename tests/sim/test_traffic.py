@@ -114,7 +114,7 @@ def test_who_was_answered_first_passes_the_announce_on_all_the_same() -> None:
     wire, _ = net.join(asker, end)
     place = source.inbound("late")
     near.engine.announcing.request_path(place.hash, net.now)
-    source.engine.deregister(place)
+    source.engine.deregister(place, net.now)
     for node in (end, asker):
         assert not net.ask(node, place, 1.0)
     source.engine.register(place)
