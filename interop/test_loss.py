@@ -25,9 +25,15 @@ from interop.proxy import Frame, Lane, is_channel, is_packet_proof
 from interop.seeded import data, digest, series_digest
 
 OFF = {"link_mtu_discovery": False}
-# Seconds without a frame. A full ring of the reference times out after 1.2 s and is looked at once a second; ours
-# repeats what is lost as soon as later messages are proved.
-LONGEST_STALL = {"to the peer": 1.0, "from the peer": 2.5}
+
+
+def longest_stall(way: str, rtt: float) -> float:
+    """Seconds without a frame.
+
+    A full ring of the reference times out after 1.2 s, later if the round trip at the start was a slow one (protocol
+    05, section 2), and is looked at once a second; ours repeats what is lost as soon as later messages are proved.
+    """
+    return 1.0 if way == "to the peer" else 1.3 + 49.5 * max(2.5 * rtt, 0.025)
 
 
 def is_channel_or_proof(frame: Frame) -> bool:
@@ -38,8 +44,8 @@ def lanes(pair: Duo) -> dict[str, Lane]:
     return {"ours": pair.from_us, "stock": pair.from_stock}
 
 
-def to_peer(pair: Duo, role: Role, size: int, timeout: float, before: Any = None) -> None:
-    """Our stream to the peer, byte-exact. `before` is called when the link is up."""
+def to_peer(pair: Duo, role: Role, size: int, timeout: float, before: Any = None) -> float:
+    """Our stream to the peer, byte-exact. `before` is called when the link is up. Returns the sender's round trip."""
     content = data("random", "loss", size)
     joint = join(pair, role, stock={"readers": [1]})
     if before is not None:
@@ -49,9 +55,10 @@ def to_peer(pair: Duo, role: Role, size: int, timeout: float, before: Any = None
     assert got["eof"] and (got["size"], got["sha256"]) == (size, digest(content))
     assert joint.link.is_active
     joint.link.close()
+    return joint.link.rtt
 
 
-def from_peer(pair: Duo, role: Role, size: int, timeout: float, before: Any = None) -> None:
+def from_peer(pair: Duo, role: Role, size: int, timeout: float, before: Any = None) -> float:
     readers: list[Any] = []
     joint = join(pair, role, ours=lambda link: readers.append(link.open_reader(1)))
     if before is not None:
@@ -60,7 +67,9 @@ def from_peer(pair: Duo, role: Role, size: int, timeout: float, before: Any = No
     assert drain(readers[0], timeout) == (size, digest(data("random", "loss", size)))
     answer()
     assert joint.link.is_active
+    rtt: float = joint.stock("link_info")["rtt"]
     joint.link.close()
+    return rtt
 
 
 WAY = {"to the peer": to_peer, "from the peer": from_peer}
@@ -130,10 +139,9 @@ def test_one_fault_at_full_speed_stalls_nobody(ours: Side, mtu: str, role: Role,
                 lane.watch(lambda frame: is_channel(frame) and bool(times.append(frame.at)))
                 plan(match, 200)
 
-            WAY[way](pair, role, size, 25, strike)
+            rtt = WAY[way](pair, role, size, 25, strike)
             done = {"lost": "dropped", "repeated": "duplicated", "swapped": "held"}[what]
             assert (lane.counts - before)[done] == 1, (fault, lane.counts)
             assert len(times) > 500
             stall = max(later - earlier for earlier, later in pairwise(times))
-            print(f"{fault}: {stall:.3f} s")
-            assert stall < LONGEST_STALL[way], (fault, stall)
+            assert stall < longest_stall(way, rtt), (fault, stall, rtt)
