@@ -472,6 +472,7 @@ def test_windows_gets_it_where_it_works_and_the_portable_way_where_not(
                 rio.close_socket(number)
             super().close()
 
+    monkeypatch.delenv("RNSFAST_OSIO", raising=False)
     monkeypatch.setattr(backend, "_here", lambda: "windows")
     sock = Noticed(socket.AF_INET, socket.SOCK_DGRAM)
     rio.open_sockets.add(sock.fileno())
