@@ -11,7 +11,7 @@ from rnsfast.engine.destination import Destination, Direction
 from rnsfast.engine.events import AnnounceHeard
 from rnsfast.engine.filter import HashMemory
 from rnsfast.engine.known import BLOBS_KEPT, PATH_LIFETIME, PATH_LIFETIME_BY_MODE, Known, Path, takes
-from rnsfast.engine.port import Mode
+from rnsfast.engine.port import Local, Mode
 from rnsfast.wire.announce import (
     APP_DATA_MAX,
     Announce,
@@ -58,6 +58,12 @@ FUTURE: Final = 86_400.0  # seconds an emission time may be ahead of our clock
 CLOCK_IS_SET: Final = 1_600_000_000.0  # unix time; a clock before it was never set, and proves nothing
 EMISSION_LEAD: Final = 30  # seconds an emission time may run ahead of the clock to tell quick announces apart
 RATCHET_APP_DATA_MAX: Final = APP_DATA_MAX - 32
+
+
+def _is_second_word(path: Path, port: Port, blob: bytes) -> bool:
+    """Whether an announce is what a program behind us says, having introduced itself in the same second (trap T2)."""
+    from_there = port.local is Local.CLIENT and path.port is port
+    return from_there and blob not in path.blobs and emission_time(blob) == path.newest
 
 
 class Announcing:
@@ -216,7 +222,7 @@ class Announcing:
             item.identity,
             announce.app_data,
             item.digest,
-            packet.hops + 1,
+            packet.hops + port.hop,
             announce.ratchet if is_newest else None,
             packet.context == CTX_PATH_RESPONSE,
         )
@@ -258,10 +264,12 @@ class Announcing:
         """The new path, None if the one there is stays."""
         paths = self._engine.paths
         destination = announce.destination
-        before, hops = paths.paths.get(destination), packet.hops + 1
+        before, hops = paths.paths.get(destination), packet.hops + port.hop
         if before is not None and not before.port.online:
             before = None  # what leads over an interface that is down is worth nothing
-        if not takes(before, hops, announce.random_blob, unix_time, port.gravity):
+        if not takes(before, hops, announce.random_blob, unix_time, port.gravity) and not (
+            before is not None and before.is_answer and _is_second_word(before, port, announce.random_blob)
+        ):
             return None
         blobs = [] if before is None else before.blobs
         if announce.random_blob not in blobs:
@@ -287,14 +295,18 @@ class Announcing:
         self, destination: bytes, now: float, *, on: Port | None = None, except_for: Port | None = None
     ) -> bool:
         """Ask everybody who can hear us for a path, or those on one interface. False if nothing was sent.  02, 7.1."""
-        engine = self._engine
         self._requested[destination] = now
+        raw = self.path_request(destination)
+        return self._engine.broadcast(raw, except_for) if on is None else on.send(raw)
+
+    def path_request(self, destination: bytes) -> bytes:
+        """The packet of a new question. Neighbours that pass it on send it back, which is then no question to us."""
+        engine = self._engine
         tag = engine.entropy(TAG_SIZE)
         self._tags.add(destination + tag)
-        transport_id = engine.transport_id if engine.transport is not None else None
+        transport_id = engine.transport_id if engine.carries else None
         data = build_path_request(PathRequest(destination, transport_id, tag))
-        raw = make_raw(PLAIN << 2 | DATA, PATH_REQUEST_DESTINATION, CTX_NONE, data)
-        return engine.broadcast(raw, except_for) if on is None else on.send(raw)
+        return make_raw(PLAIN << 2 | DATA, PATH_REQUEST_DESTINATION, CTX_NONE, data)
 
     def receive_path_request(self, port: Port, packet: Packet, now: float) -> None:
         """Somebody looks for a destination: if it is ours, announce it to where the question came from."""
@@ -319,6 +331,10 @@ class Announcing:
         """
         if self._engine.paths.drop(destination):
             self.request_path(destination, now)
+
+    def forget_requests(self) -> None:
+        """Whoever was asked is gone."""
+        self._requested.clear()
 
     def clean(self, now: float) -> None:
         """Forget requests that are over."""

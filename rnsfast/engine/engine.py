@@ -21,12 +21,14 @@ from rnsfast.engine.announcequeue import AnnounceQueue, Unverified
 from rnsfast.engine.announcing import Announcing
 from rnsfast.engine.channel import Channel
 from rnsfast.engine.destination import Destination, Direction, ProofStrategy
+from rnsfast.engine.disguise import Disguise
 from rnsfast.engine.events import Listener, PacketArrived
 from rnsfast.engine.filter import HashMemory
 from rnsfast.engine.known import KnownTable, Path, PathTable
 from rnsfast.engine.link import Link
 from rnsfast.engine.linkstate import INITIATOR_STALE_FLOOR, Cause, State, initiator_timeout, responder_timeout
-from rnsfast.engine.port import Port
+from rnsfast.engine.membership import Membership
+from rnsfast.engine.port import Local, Port
 from rnsfast.engine.receipts import LIMIT as RECEIPT_LIMIT
 from rnsfast.engine.receipts import Receipt, Status, packet_timeout
 from rnsfast.engine.settling import Settlement
@@ -102,7 +104,17 @@ class Engine:
         link_mtu_discovery: bool = True,
         implicit_proofs: bool = True,
         transport: bool = False,
+        shared_instance: bool = False,
+        behind_instance: bool = False,
+        local_hops_delta: int = 0,
     ) -> None:
+        """`transport`: carry other people's packets. `shared_instance`: serve programs behind `Local.CLIENT` ports.
+
+        `behind_instance`: be such a program; the only port is then a `Local.INSTANCE` one. `local_hops_delta`: hops
+        with which our own packets leave.  Protocol 02, sections 11 and 12.
+        """
+        if behind_instance and (transport or shared_instance):
+            raise ValueError("a program behind a shared instance neither carries packets nor serves others")
         self.listener = listener
         self.entropy = entropy
         self.unix_offset = unix_offset
@@ -116,6 +128,9 @@ class Engine:
         self.touched: set[Any] = set()  # objects whose waiters may go on; the runtime empties it once a batch
         self.settlements: list[Settlement] = []  # signatures of the batch in hand
         self.timers = Timers()
+        self.carries = transport
+        self.local_hops_delta = local_hops_delta
+        self.membership = Membership(self) if behind_instance else None
         self.seen = HashMemory()
         self.known = KnownTable()
         self.paths = PathTable()
@@ -123,7 +138,7 @@ class Engine:
         self.unverified = AnnounceQueue()  # announces whose signatures are to be verified; see `verify`
         self.blackhole = Blackhole()
         self.stored_paths: dict[bytes, list[tuple[bytes, Path]]] = {}  # by interface hash: until that is there
-        self.transport = Transport(self) if transport else None  # carries other people's packets
+        self.transport = Transport(self, carries=transport) if transport or shared_instance else None
         self.destinations: dict[tuple[bytes, int], Destination] = {}  # by hash and kind
         self.links: dict[bytes, Link] = {}  # by link id, pending ones too
         self.receipts: dict[bytes, Receipt] = {}  # off links, by truncated packet hash; at most receipts.LIMIT
@@ -158,6 +173,8 @@ class Engine:
         if port not in self.ports:
             self.ports.append(port)
             port.joined(self.dirty)
+            if self.local_hops_delta and port.local is Local.NO:
+                port.disguise = Disguise(self.local_hops_delta, self.transport_id)
             if self.transport is not None:
                 self.transport.attach(port, now)
             if self.stored_paths:
@@ -191,7 +208,11 @@ class Engine:
             self._lost(port, now)
             if self.transport is not None:
                 self.transport.lost(port)
+            if self.membership is not None:
+                self.membership.lost(port)
             return
+        if self.membership is not None:
+            self.membership.joined(now)
         if port.wants_tunnel:
             port.wants_tunnel = False
             self.announcing.send_tunnel(port)
@@ -211,7 +232,7 @@ class Engine:
 
     # ------------------------------------------------------------------ destinations
 
-    def register(self, destination: Destination) -> None:
+    def register(self, destination: Destination, now: float = 0.0) -> None:
         """Receive for an IN destination. ValueError if it is an OUT one or its address is taken."""
         if destination.direction is not Direction.IN:
             raise ValueError(f"{destination!r} is an OUT destination: only IN destinations receive")
@@ -219,6 +240,8 @@ class Engine:
         if key in self.destinations:
             raise ValueError(f"{destination!r} is registered already")
         self.destinations[key] = destination
+        if self.membership is not None:
+            self.membership.introduce(destination, now)
 
     def deregister(self, destination: Destination, now: float) -> None:
         """Receive no more for it. Links that peers have not completed end: nobody would be told of them."""
@@ -340,7 +363,7 @@ class Engine:
             port.drops[Drop.LINK_UNEXPECTED] += 1
             return
         proof = parse_link_proof(raw[19:])
-        problem = proof if isinstance(proof, Drop) else link.receive_proof(port, proof, raw[1] + 1, now)
+        problem = proof if isinstance(proof, Drop) else link.receive_proof(port, proof, raw[1] + port.hop, now)
         if problem is not None:
             port.drops[problem] += 1
         elif (path := self.paths.paths.get(link.destination.hash)) is not None:
@@ -357,7 +380,8 @@ class Engine:
             drops[Drop.IFAC_UNEXPECTED] += 1
             return
         kind, packet_type = packet.flags >> 2 & 3, packet.flags & 3
-        if packet.transport_id is not None and packet_type != ANNOUNCE and packet.transport_id != self.transport_id:
+        foreign = packet.transport_id not in (None, self.transport_id) and packet_type != ANNOUNCE
+        if foreign and self.membership is None:
             drops[Drop.FOREIGN_TRANSPORT] += 1
             return
         digest = packet_hash(raw)
@@ -381,8 +405,11 @@ class Engine:
             self._receive_packet(port, packet, kind, digest, now)
 
     def _filter(self, packet: Packet, kind: int, packet_type: int, digest: bytes) -> Drop | None:
-        """Why a packet is dropped before anything looks at it.  Protocol 02, section 3.3."""
-        if packet.context in _UNFILTERED:
+        """Why a packet is dropped before anything looks at it.  Protocol 02, section 3.3.
+
+        Behind a shared instance nothing is: what comes has been filtered there, and may be from ourselves.
+        """
+        if packet.context in _UNFILTERED or self.membership is not None:
             return None
         if kind in (PLAIN, GROUP):
             if packet_type == ANNOUNCE:
@@ -464,7 +491,7 @@ class Engine:
                 return Drop.LINK_HALF_OPEN_LIMIT
             oldest.apply(Cause.ESTABLISHMENT_TIMEOUT, now)
         exchange, signing = X25519Key(self.entropy(32)), destination.identity.signing
-        hops = packet.hops + 1
+        hops = packet.hops + port.hop
         link = Link(
             self, identifier, destination, port, initiator=False, exchange=exchange, signing=signing,
             mode=request.mode, timeout=responder_timeout(hops), now=now,
@@ -550,7 +577,7 @@ class Engine:
         path = self.paths.usable(destination) if kind in (SINGLE, LINK) else None
         if path is None:
             return self.broadcast(raw)
-        if path.hops > 1:
+        if path.hops > 1 or (path.hops and self.membership is not None):  # behind an instance nothing is next to us
             raw = bytes((TRANSPORT_HEADER | raw[0] & 0x0F, raw[1])) + path.next_hop + raw[2:]
             path.heard_at = now + self.unix_offset
         return path.port.send(raw)

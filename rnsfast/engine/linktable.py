@@ -37,7 +37,7 @@ _KEYS: Final = 64  # bytes of a link request's data before the signalling
 
 
 class LinkEntry:
-    """One link of others. Hops are those a packet has when it arrives here, incremented."""
+    """One link of others. Hops are those a packet has when it arrives here, counted."""
 
     __slots__ = (
         "deadline", "destination", "link_id", "next_hop", "next_port", "previous_port", "remaining", "taken", "used_at",
@@ -99,7 +99,7 @@ class LinkTable:
         from somebody who recorded it, must not take the link away (trap T4).
         """
         identifier = link_id(raw)
-        hops = packet.hops + 1
+        hops = packet.hops + port.hop
         entry = self.get(identifier)
         if entry is not None and (entry.validated or now <= entry.deadline):
             return Drop.LINK_REPEATED
@@ -132,7 +132,7 @@ class LinkTable:
         entry = self.get(raw[2:18])
         if entry is None:
             return Drop.NO_SUCH_LINK
-        hops = raw[1] + 1
+        hops = raw[1] + port.hop
         if port is not entry.next_port or identity is None or hops >= MAX_HOPS:
             return Drop.NOT_FORWARDED
         if hops != entry.remaining and entry.validated:
@@ -180,27 +180,6 @@ class LinkTable:
             self._running[port] -= 1
             if not self._running[port]:
                 del self._running[port]
-
-    def relay(self, port: Port, raw: bytes, now: float) -> tuple[Port, bytes] | Drop:
-        """Relay any other packet of a link: (port to send on, packet). Hops must be those of its direction."""
-        entry = self.proved.get(raw[2:18])
-        if entry is None:
-            return Drop.LINK_UNPROVED if raw[2:18] in self.unproved else Drop.NO_SUCH_LINK
-        hops = raw[1] + 1
-        if hops >= MAX_HOPS:
-            return Drop.TOO_MANY_HOPS
-        if entry.next_port is entry.previous_port:
-            if port is not entry.next_port or hops not in (entry.remaining, entry.taken):
-                return Drop.LINK_HOPS
-            out = port
-        elif port is entry.next_port and hops == entry.remaining:
-            out = entry.previous_port
-        elif port is entry.previous_port and hops == entry.taken:
-            out = entry.next_port
-        else:
-            return Drop.LINK_HOPS
-        entry.used_at = now
-        return out, raw[:1] + bytes((hops,)) + raw[2:]
 
     def clean(self, now: float) -> list[LinkEntry]:
         """Forget what is over. Returns the entries that never got their proof: their paths may be wrong."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from hashlib import sha256
 from typing import Any, Final
 
+from rnsfast.engine.disguise import Disguise
 from rnsfast.wire.drop import Drop
 from rnsfast.wire.ifac import IfacKey, mask
 from rnsfast.wire.packet import MTU
@@ -28,6 +29,14 @@ class Mode(IntEnum):
     BOUNDARY = 5
     GATEWAY = 6
     INTERNAL = 7
+
+
+class Local(Enum):
+    """Whether an interface leads to another program of this machine.  Protocol 02, section 12."""
+
+    NO = 0
+    CLIENT = 1  # a program that uses our interfaces
+    INSTANCE = 2  # the shared instance whose interfaces we use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,19 +72,24 @@ class Port:
 
     `hw_mtu` is bytes of a packet without access code. `upgradable` says whether links over it may have more than 500
     (protocol 03, 9.1). `online` and `congested` are set by the interface, which then calls `Engine.changed`.
+
+    `local` says what is at the other end: another program on this machine, and such a connection is no hop.
     """
 
     __slots__ = (
         "_dirty",
         "bitrate",
         "congested",
+        "disguise",
         "drops",
         "gravity",
         "hash",
+        "hop",
         "hw_mtu",
         "ifac",
         "ifac_size",
         "last_size",
+        "local",
         "mode",
         "name",
         "online",
@@ -105,6 +119,7 @@ class Port:
         outgoing: bool = True,
         gravity: int = 0,
         policy: Policy = DEFAULT_POLICY,
+        local: Local = Local.NO,
     ) -> None:
         self.name = name  # as displayed, `TCPInterface[name/host:port]`
         self.hash = interface_hash or sha256(name.encode()).digest()  # 32 bytes; a hint, not unique (protocol 06, 1.5)
@@ -117,6 +132,9 @@ class Port:
         self.outgoing = outgoing
         self.gravity = gravity  # of two that hear the same announce, the heavier one gets the path (protocol 02, 6.3)
         self.policy = policy
+        self.local = local
+        self.hop = 1 if local is Local.NO else 0  # what a packet's way here counts (protocol 02, 12.1)
+        self.disguise: Disguise | None = None  # for what is sent with no hops yet
         self.online = False
         self.congested = False
         self.wants_tunnel = False
@@ -141,6 +159,8 @@ class Port:
         if not (self.online and self.outgoing):
             self.drops[Drop.TX_OFFLINE] += 1
             return False
+        if self.disguise is not None:
+            raw = self.disguise(raw)
         self.queue.append(raw if self.ifac is None else mask(raw, self.ifac))
         self._dirty.add(self)
         return True
@@ -151,6 +171,8 @@ class Port:
             self.drops[Drop.TX_OFFLINE] += len(raws)
             return False
         key = self.ifac
+        if self.disguise is not None:
+            raws = [self.disguise(raw) for raw in raws]
         if raws:
             self.last_size = len(raws[-1])
         self.queue.extend(raws if key is None else [mask(raw, key) for raw in raws])

@@ -81,8 +81,8 @@ class Discovery:
     def start(self) -> None:
         """Load what is known, listen, and set the deadlines."""
         if self._published() and not self._is_shared:
-            with self._reactor.turn:
-                self._reactor.engine.register(self._announcements)
+            with self._reactor.turn as now:
+                self._reactor.engine.register(self._announcements, now)
         self.announcer.start()
         if self.listener is not None:
             self._work.run(self._load)

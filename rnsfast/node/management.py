@@ -98,8 +98,8 @@ class Management:
         destination = Destination(identity, Direction.IN, SINGLE, APP, *aspects)
         if setup is not None:
             setup(destination)
-        with self._reactor.turn:
-            self._reactor.engine.register(destination)
+        with self._reactor.turn as now:
+            self._reactor.engine.register(destination, now)
         self.destinations.append(destination)
         return destination
 

@@ -56,7 +56,7 @@ def interface_stats(node: Node, probe: bytes | None, network: bytes | None) -> d
                 totals["rxb"] += port.rx_bytes
                 totals["txb"] += port.tx_bytes
     found: dict[str, Any] = {"interfaces": tables, **dict.fromkeys(_NOUGHT, 0), **totals, "txq": None, "rss": None}
-    if engine.transport is not None:
+    if engine.carries:
         found |= {
             "transport_id": engine.transport_id,
             "network_id": network,

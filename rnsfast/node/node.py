@@ -397,8 +397,8 @@ class Node(ManagementApi):
         self._check_running()
         destination = Destination(identity, Direction.IN, kind, app, *aspects)
         inbox = Inbox(self, destination)
-        with self._reactor.turn:
-            self._engine.register(destination)
+        with self._reactor.turn as now:
+            self._engine.register(destination, now)
         return inbox
 
     def outbox(self, target: Identity | bytes | None, app: str, *aspects: str, kind: int = SINGLE) -> Outbox:

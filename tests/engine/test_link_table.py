@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from rnsfast.crypto.identity import Identity
+from rnsfast.engine.engine import Engine
 from rnsfast.engine.known import Path
 from rnsfast.engine.linktable import IDLE_LIFETIME, UNPROVED_LIMIT, LinkTable, clamp_request
 from rnsfast.engine.port import Port
+from rnsfast.engine.transport.relay import Relay
 from rnsfast.wire.drop import Drop
 from rnsfast.wire.packet import CTX_LRPROOF, Packet, link_id, make_raw, parse_packet
 from tests.vectors_support import Case, by_name, unhex, vectors
+from tests.virtualnet import Recorder
 
 NOW = 1000.0
 
@@ -48,6 +51,20 @@ def test_clamping(case: Case) -> None:
     assert (unhex(case["link_id"]) in table) is case["link_table_entry"]
 
 
+def relayed(table: LinkTable, source: Port, ports: list[Port], raw: bytes, now: float) -> tuple[Port, bytes] | Drop:
+    """What a relay with this table makes of one packet."""
+    engine = Engine(Recorder(), now, transport=True)  # type: ignore[arg-type]
+    for each in ports:
+        each.drops.clear()
+        engine.attach(each, now)
+    assert Relay(engine, table).forward(source, [raw], now) in ([], [raw])
+    sent = [(each, packet) for each in ports for packet in each.take()]
+    if sent:
+        (result,) = sent
+        return result
+    return next(iter(source.drops), Drop.NO_SUCH_LINK)
+
+
 class Transit:
     def __init__(self, case: Case) -> None:
         self.case, self.table = case, LinkTable()
@@ -65,7 +82,10 @@ class Transit:
     def give(self, side: str, raw: bytes) -> tuple[Port, bytes] | Drop:
         if raw[18] == CTX_LRPROOF and raw[0] & 3 == 3:
             return self.table.prove(self.ports[side], raw, self.identity, self.path, NOW + 1)
-        return self.table.relay(self.ports[side], raw, NOW + 1)
+        return self.data(side, raw, NOW + 1)
+
+    def data(self, side: str, raw: bytes, now: float) -> tuple[Port, bytes] | Drop:
+        return relayed(self.table, self.ports[side], list(self.ports.values()), raw, now)
 
 
 @pytest.mark.parametrize("case", vectors("link", "transit_link"), ids=by_name)
@@ -140,10 +160,12 @@ def test_both_ways_over_one_interface() -> None:
     table.enter(both, parsed(raw), raw, path, NOW)
     identity = Identity.from_public(unhex(case["destination_public"]))
     assert table.prove(both, PROOF, identity, path, NOW) == (both, PROOF[:1] + b"\x01" + PROOF[2:])
-    for hops, relayed in ((0, True), (1, True), (2, False), (3, False)):  # remaining is 1, taken 2
+    other = port("other")
+    for hops, passes in ((0, True), (1, True), (2, False), (3, False)):  # remaining is 1, taken 2
         data = make_raw(0x0C, unhex(case["link_id"]), 0, b"x", hops)
-        assert isinstance(table.relay(both, data, NOW), Drop) is not relayed
-    assert isinstance(table.relay(port("other"), make_raw(0x0C, unhex(case["link_id"]), 0, b"x"), NOW), Drop)
+        assert isinstance(relayed(table, both, [both, other], data, NOW), Drop) is not passes
+    data = make_raw(0x0C, unhex(case["link_id"]), 0, b"x")
+    assert relayed(table, other, [both, other], data, NOW) is Drop.LINK_HOPS
 
 
 def test_entries_end() -> None:
@@ -155,7 +177,7 @@ def test_entries_end() -> None:
     assert entry.deadline == pytest.approx(NOW + 6 + 4000 / 10_000_000)
     running.table.clean(NOW + 1 + IDLE_LIFETIME)
     assert running.entry is not None
-    running.table.relay(running.ports["next"], make_raw(0x0C, unhex(GOOD["link_id"]), 0, b"x"), NOW + 600)
+    running.data("next", make_raw(0x0C, unhex(GOOD["link_id"]), 0, b"x"), NOW + 600)
     running.table.clean(NOW + 600 + IDLE_LIFETIME)
     assert running.entry is not None
     running.table.clean(NOW + 601 + IDLE_LIFETIME)

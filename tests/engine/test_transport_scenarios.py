@@ -10,7 +10,7 @@ import pytest
 from rnsfast.crypto.identity import Identity
 from rnsfast.engine.destination import Destination, Direction
 from rnsfast.engine.engine import Engine
-from rnsfast.engine.port import Mode, Policy, Port
+from rnsfast.engine.port import Local, Mode, Policy, Port
 from rnsfast.engine.transport.blackhole import Ban
 from rnsfast.interfaces.common import MODES
 from rnsfast.wire.announce import parse_announce, signed_data
@@ -22,14 +22,6 @@ from tests.virtualnet import Recorder
 FILE = vectors("transport")
 START = FILE["clock_start"]
 STEP = 0.25  # seconds
-
-#: Programs behind a shared instance: there is none yet.
-LATER = {
-    "shared_instance_transport",
-    "shared_instance_plain",
-    "shared_instance_hops_delta",
-    "client_of_shared_instance",
-}
 
 #: Drops that the reference counts as violations of the protocol, and as hits of its packet filter.
 FILTER_HITS = {"filter.duplicate", "filter.foreign_transport", "filter.broadcast_too_far", "filter.broadcast_announce"}
@@ -61,7 +53,11 @@ class World:
             entropy=lambda size: b"\x80" + bytes(size - 1),  # jitter of half the window
             transport_identity=identity,
             transport=case["transport_enabled"],
+            shared_instance=any(i.get("local_client") for i in case["interfaces"]),
+            behind_instance=case["connected_to_shared_instance"],
+            local_hops_delta=case["local_hops_delta"],
         )
+        self.locals: dict[bytes, Destination] = {}
         self.ports: dict[str, Port] = {}
         for interface in case["interfaces"]:
             self.add(interface)
@@ -71,7 +67,9 @@ class World:
             assert destination.hash.hex() == local["hash"]
             if local["default_app_data"] is not None:
                 destination.app_data = unhex(local["default_app_data"])
-            self.engine.register(destination)
+            self.locals[destination.hash] = destination
+            if not case["connected_to_shared_instance"]:  # it registers in a step
+                self.engine.register(destination)
 
     def add(self, interface: dict[str, Any]) -> None:
         target, grace, penalty = interface.get("announce_rate") or (None, None, None)
@@ -89,7 +87,12 @@ class World:
                 ingress_control=interface.get("ingress_control", False),
                 recursive_prs=interface.get("recursive_prs", False),
             ),
-        )
+            local=(
+                Local.INSTANCE if self.engine.membership is not None
+                else Local.CLIENT if interface.get("local_client")
+                else Local.NO
+            ),
+        )  # fmt: skip
         port.online = True
         self.ports[interface["name"]] = port
         self.engine.attach(port, self.now - interface.get("age_s", 86400))
@@ -136,6 +139,10 @@ class World:
     def request_path(self, step: dict[str, Any]) -> None:
         on = self.ports[step["on_interface"]] if step.get("on_interface") else None
         self.engine.announcing.request_path(unhex(step["destination"]), self.now, on=on)
+
+    def register_destination(self, step: dict[str, Any]) -> None:
+        self.engine.register(self.locals[unhex(step["hash"])], self.now)
+        self.advance({"seconds": 0.25})
 
     def blackhole_identity(self, step: dict[str, Any]) -> None:
         offset = step.get("until_offset")
@@ -244,7 +251,7 @@ def same(raw: bytes, wanted: bytes, how: str | None) -> bool:
     return valid and (a.public_key, a.name_hash, a.app_data) == (b.public_key, b.name_hash, b.app_data)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("case", [c for c in FILE["scenarios"] if c["name"] not in LATER], ids=by_name)
+@pytest.mark.parametrize("case", FILE["scenarios"], ids=by_name)
 def test_scenario(case: Case) -> None:
     world = World(case)
     different = DIFFERENT.get(case["name"], {})

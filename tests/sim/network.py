@@ -26,7 +26,7 @@ from rnsfast.engine.announcequeue import Unverified
 from rnsfast.engine.destination import Destination, ProofStrategy
 from rnsfast.engine.engine import Engine
 from rnsfast.engine.events import AnnounceHeard
-from rnsfast.engine.port import Policy, Port
+from rnsfast.engine.port import Local, Policy, Port
 from rnsfast.engine.receipts import Status
 from rnsfast.wire.packet import ANNOUNCE
 from tests.virtualnet import UNIX, Recorder, SimNode, VirtualNet, Wire
@@ -128,8 +128,19 @@ class Network(VirtualNet):
         options.setdefault("policy", self.policy)
         number = f"-{len(self.wires) // 2}"  # two nodes may have several cables between them
         pa, pb = a.port(f"to-{b.name}{number}", **options), b.port(f"to-{a.name}{number}", **options)
-        kind = PacedWire if paced else Wire
-        wires = kind(self, pa, pb, b, delay), kind(self, pb, pa, a, delay)
+        return self._wired(a, b, pa, pb, delay, PacedWire if paced else Wire)
+
+    def behind(self, instance: SimNode, program: SimNode) -> tuple[Wire, Wire]:
+        """The connection between a shared instance and a program of the same machine."""
+        options: dict[str, Any] = {"hw_mtu": 262_144, "bitrate": 1_000_000_000, "policy": self.policy}
+        theirs = instance.port(f"from-{program.name}", local=Local.CLIENT, **options)
+        ours = program.port("instance", local=Local.INSTANCE, **options)
+        return self._wired(instance, program, theirs, ours, 0.0001, Wire)
+
+    def _wired(
+        self, a: SimNode, b: SimNode, pa: Port, pb: Port, delay: float, kind: type[Wire]
+    ) -> tuple[Wire, Wire]:
+        wires = kind(self, pa, pb, b, delay), kind(self, pb, pa, a, delay)  # type: ignore[arg-type]
         for wire, owner in zip(wires, (a, b), strict=True):
             self.wires.append(wire)
             self._wire_of[wire.source] = wire
@@ -230,6 +241,7 @@ class Network(VirtualNet):
             port = Port(
                 before.name, interface_hash=before.hash, mode=before.mode, bitrate=before.bitrate, hw_mtu=before.hw_mtu,
                 upgradable=before.upgradable, outgoing=before.outgoing, gravity=before.gravity, policy=before.policy,
+                local=before.local,
             )  # fmt: skip
             port.online = True
             del self._wire_of[before], self._owner[before]

@@ -106,6 +106,13 @@ class AnnounceTable:
         flag, data = payload_of(raw)
         self._enter(Entry(destination, received_from, hops, flag, data, now + WINDOW * jitter))
 
+    def rebroadcast_once(self, destination: bytes, hops: int, raw: bytes, now: float) -> None:
+        """Pass on the announce of a program behind us: at once, and it is ours to repeat."""
+        flag, data = payload_of(raw)
+        entry = Entry(destination, destination, hops, flag, data, now)
+        entry.retries = TRANSMISSIONS - 1
+        self._enter(entry)
+
     def answer(self, destination: bytes, hops: int, raw: bytes, port: Port, due: float) -> None:
         """Tell `port` about a path of ours, once. What waits for the same destination waits on."""
         if hops >= MAX_HOPS:

@@ -1,4 +1,4 @@
-"""The data plane: packets for others go on without a second thought.  Protocol 02, sections 5.1 to 5.3 and 5.6.
+"""The data plane: packets for others go on without a second thought.  Protocol 02, sections 5.1 to 5.3, 5.6 and 12.2.
 
 Tables in, batches in, batches out. The tables are plain dictionaries by 16-byte hash, kept by the control plane; what
 needs thought (announces, path requests, link requests and their proofs, whatever is for this node) is returned to the
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from rnsfast.crypto.hashes import full
 from rnsfast.engine.linktable import LinkTable
+from rnsfast.engine.port import Local
 from rnsfast.wire.drop import Drop
 from rnsfast.wire.packet import (
     ANNOUNCE,
@@ -21,6 +22,7 @@ from rnsfast.wire.packet import (
     CTX_RESOURCE,
     CTX_RESOURCE_PRF,
     CTX_RESOURCE_REQ,
+    DATA,
     LINKREQUEST,
     PROOF,
     SINGLE,
@@ -107,7 +109,12 @@ class Relay:
         proved, unproved = self._links.proved, self._links.unproved
         own, paths, destinations = engine.transport_id, engine.paths.paths, engine.destinations
         reverse, seen, drops = self.reverse, engine.seen, port.drops
-        unfiltered, byte = UNFILTERED, _BYTE
+        unfiltered, byte, hop = UNFILTERED, _BYTE, port.hop
+        transport = engine.transport
+        assert transport is not None
+        locals_only = not (transport.carries or port.local is Local.CLIENT)  # only what is for a program behind us
+        keep_header = engine.local_hops_delta == 0
+        clients = transport.clients
         unix_time = now + engine.unix_offset
         rest: list[bytes] = []
         outs: dict[Port, list[bytes]] = {}
@@ -115,7 +122,7 @@ class Relay:
             if len(raw) < 20 or raw[1] >= _LAST_HOPS:
                 rest.append(raw)
                 continue
-            flags, hops = raw[0], raw[1] + 1
+            flags, hops = raw[0], raw[1] + hop
             if flags & 0xCC == 0x0C:  # on a link
                 entry = proved.get(raw[2:18])
                 context = raw[18]
@@ -154,7 +161,7 @@ class Relay:
                     continue
                 destination = raw[18:34]
                 path = paths.get(destination)
-                if path is None or (destination, SINGLE) in destinations:
+                if path is None or (destination, SINGLE) in destinations or (locals_only and path.hops):
                     rest.append(raw)
                     continue
                 digest = full(byte[flags & 0x0F] + raw[18:])
@@ -164,12 +171,14 @@ class Relay:
                 out = path.port
                 if not out.online:
                     drops[Drop.NO_PATH] += 1
-                    engine.transport.no_way(destination, port, now)  # type: ignore[union-attr]
+                    transport.no_way(destination, port, now)
                     continue
                 if path.hops > 1:
                     sent = byte[flags] + byte[hops] + path.next_hop + raw[18:]
-                else:
+                elif path.hops or not keep_header:
                     sent = byte[flags & 0x0F] + byte[hops] + raw[18:]
+                else:
+                    sent = byte[flags] + byte[hops] + raw[2:]
                 path.heard_at = unix_time
                 reverse.put(digest[:16], port, out, now)
             elif flags & 0xCF == PROOF and (ways := reverse.get(raw[2:18])) is not None:  # of what went this way
@@ -182,6 +191,22 @@ class Relay:
                 reverse.forget(raw[2:18])
                 out = ways[0]
                 sent = byte[flags] + byte[hops] + raw[2:]
+            elif (  # straight to a program behind us
+                clients
+                and flags & 0xCF == DATA
+                and (path := paths.get(raw[2:18])) is not None
+                and path.hops == 0
+                and path.port.online
+                and (raw[2:18], SINGLE) not in destinations
+            ):
+                digest = full(byte[flags & 0x0F] + raw[2:])
+                if raw[18] not in unfiltered and not seen.add(digest):
+                    drops[Drop.FILTERED] += 1
+                    continue
+                out = path.port
+                sent = byte[flags] + byte[hops] + raw[2:]
+                path.heard_at = unix_time
+                reverse.put(digest[:16], port, out, now)
             else:
                 rest.append(raw)
                 continue

@@ -1,4 +1,4 @@
-"""Path requests of others: answered from the table, joined, or passed on.  Protocol 02, sections 3.4 and 7."""
+"""Path requests of others: answered from the table, joined, or passed on.  Protocol 02, sections 3.4, 7 and 12.4."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from rnsfast.engine.known import Path
-from rnsfast.engine.port import Mode
+from rnsfast.engine.port import Local, Mode
 from rnsfast.engine.transport.rebroadcast import packet_of, payload_of
 from rnsfast.wire.packet import CTX_NONE, CTX_PATH_RESPONSE, DATA, MAX_HOPS, MTU, PLAIN, make_raw
 from rnsfast.wire.pathrequest import PATH_REQUEST_DESTINATION, PathRequest, build_path_request
@@ -43,6 +43,7 @@ class Searches:
         self._transport = transport
         self.in_flight: dict[bytes, float] = {}  # destination to when it was asked for, oldest first
         self.waiting: dict[bytes, Waiting] = {}  # oldest first
+        self.awaited: dict[bytes, float] = {}  # of programs behind us, asked for by others: destination to when
 
     def is_requested(self, destination: bytes, now: float) -> bool:
         """Whether somebody waits for it, so that its announce must not be held."""
@@ -56,21 +57,37 @@ class Searches:
         intake.requests.note(now)
         limited = intake.is_request_burst(now)
         path = transport.engine.paths.usable(destination)
-        asked_at = self.in_flight.get(destination, -inf)
-        if now - asked_at < IN_FLIGHT and path is None:
-            if not limited:
-                self._join(port, destination, now)
-            return
-        if path is not None:
+        is_client = port.local is Local.CLIENT
+        if path is not None and path.hops == 0 and not is_client:
+            self.awaited[destination] = now  # bounded by the paths there are
+        if path is not None and (is_client or transport.carries):
             self.in_flight.pop(destination, None)
             self._answer(port, request, path, now)
             return
-        self.in_flight.pop(destination, None)
+        asked_at = self.in_flight.pop(destination, -inf)
+        if now - asked_at < (PATIENCE if is_client else IN_FLIGHT):
+            self.in_flight[destination] = asked_at
+            if not limited and (is_client or transport.carries):
+                self._join(port, destination, now)
+            return
         if len(self.in_flight) >= IN_FLIGHT_LIMIT:
             del self.in_flight[next(iter(self.in_flight))]
         self.in_flight[destination] = now
-        if not limited:
-            self._search(port, destination, tag, now)
+        if is_client:
+            self._ask(destination, [out for out in transport.engine.ports if out is not port])
+        elif not limited and not (transport.carries and self._search(port, destination, tag, now)):
+            self._ask(destination, transport.clients)
+
+    def is_awaited(self, destination: bytes, now: float) -> bool:
+        """Whether others have asked for a destination of a program behind us lately. That is over once it is said."""
+        return now - self.awaited.pop(destination, -inf) < IN_FLIGHT
+
+    def _ask(self, destination: bytes, ports: list[Port]) -> None:
+        """Ask on each of `ports`, as if it were our own question."""
+        announcing = self._transport.engine.announcing
+        for out in ports:
+            if out.online and out.outgoing:
+                out.send(announcing.path_request(destination))
 
     def _join(self, port: Port, destination: bytes, now: float) -> None:
         waiting = self.waiting.get(destination)
@@ -97,16 +114,18 @@ class Searches:
         if not path.announce or (roaming and path.port is port) or request.transport_id == path.next_hop:
             return
         due = now + GRACE + (ROAMING_GRACE if roaming else 0.0)
+        if port.local is Local.CLIENT or path.hops == 0:
+            due = now  # nobody can be nearer
         self._transport.announces.answer(request.destination, path.hops, path.announce, port, due)
 
-    def _search(self, port: Port, destination: bytes, tag: bytes, now: float) -> None:
-        """Ask the others, if `port` is one for which that is done."""
+    def _search(self, port: Port, destination: bytes, tag: bytes, now: float) -> bool:
+        """Ask the others. False if `port` is not one for which that is done."""
         mode, policy = port.mode, port.policy
         if mode is not Mode.BOUNDARY and not policy.recursive_prs and mode not in _EVERYWHERE:
-            return
+            return False
         waiting = self.waiting.get(destination)
         if waiting is not None and waiting.engaged and now <= waiting.deadline:
-            return
+            return True
         if waiting is None or now > waiting.deadline:
             waiting = self._wait(destination, now)
         waiting.engaged = True
@@ -126,6 +145,7 @@ class Searches:
             outlet.spend(len(raw), now)
             intake.outgoing_requests.note(now)
             out.send(raw)
+        return True
 
     def found(self, destination: bytes, path: Path, now: float) -> None:
         """An announce was taken: tell who waits for it, at once."""
@@ -154,3 +174,5 @@ class Searches:
             del self.in_flight[destination]
         for destination in [d for d, waiting in self.waiting.items() if now > waiting.deadline]:
             del self.waiting[destination]
+        for destination in [d for d, at in self.awaited.items() if now - at >= IN_FLIGHT]:
+            del self.awaited[destination]

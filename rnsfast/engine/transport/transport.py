@@ -1,7 +1,12 @@
-"""What makes a node a transport node: the control plane around the relay.  Protocol 02, sections 5 to 9.
+"""What makes a node a transport node or a shared instance: the control plane around the relay.
+
+Protocol 02, sections 5 to 9 and 12.
 
 The engine shows it every batch before it looks itself, every packet that passed the filter, every announce that is
 valid and every one that was taken. It answers by filling the tables of the relay and by queueing packets.
+
+Programs behind a shared instance are clients: ports with `Local.CLIENT`. What comes from them or is for them goes on
+whether or not the node is a transport node; a path of 0 hops leads to one of them.
 """
 
 from __future__ import annotations
@@ -12,11 +17,11 @@ from typing import TYPE_CHECKING, Final
 
 from rnsfast.engine.known import Path
 from rnsfast.engine.linktable import LinkEntry, LinkTable
-from rnsfast.engine.port import Mode, Port
+from rnsfast.engine.port import Local, Mode, Port
 from rnsfast.engine.transport.ingress import Intake
 from rnsfast.engine.transport.outlets import Outlet
 from rnsfast.engine.transport.rates import Rates
-from rnsfast.engine.transport.rebroadcast import AnnounceTable
+from rnsfast.engine.transport.rebroadcast import AnnounceTable, packet_of, payload_of
 from rnsfast.engine.transport.relay import Relay
 from rnsfast.engine.transport.search import Searches
 from rnsfast.engine.transport.tunnels import Tunnels
@@ -24,6 +29,7 @@ from rnsfast.wire.announce import Announce
 from rnsfast.wire.drop import Drop
 from rnsfast.wire.packet import (
     CTX_LRPROOF,
+    CTX_NONE,
     CTX_PATH_RESPONSE,
     DATA,
     LINK,
@@ -47,10 +53,15 @@ REQUESTED_RECENTLY: Final = 20.0  # seconds for which a request for the same des
 
 
 class Transport:
-    """The forwarding part of an engine. Everything is called under the node's lock."""
+    """The forwarding part of an engine. Everything is called under the node's lock.
 
-    def __init__(self, engine: Engine) -> None:
+    `carries` is what a transport node does: going on with what is neither from nor for a program of this machine.
+    """
+
+    def __init__(self, engine: Engine, *, carries: bool) -> None:
         self.engine = engine
+        self.carries = carries
+        self.clients: list[Port] = []
         self.links = LinkTable()
         self.relay = Relay(engine, self.links)
         self.announces = AnnounceTable(self)
@@ -68,12 +79,16 @@ class Transport:
 
     def attach(self, port: Port, now: float) -> None:
         """A new interface."""
+        if port.local is Local.CLIENT:
+            self.clients.append(port)
         self.outlets[port] = Outlet(port)
         self.intakes[port] = Intake(port, now)
 
     def detach(self, port: Port) -> None:
         """An interface is gone for good."""
         self.lost(port)
+        if port in self.clients:
+            self.clients.remove(port)
         self.tunnels.detach(port)
         self.outlets.pop(port, None)
         self.intakes.pop(port, None)
@@ -92,38 +107,58 @@ class Transport:
         """A packet that the relay left and the filter let through. True if that is all that happens to it."""
         kind = packet.flags & 3
         if kind == LINKREQUEST:
-            for_others = packet.transport_id is not None and packet.flags >> 2 & 3 == SINGLE
-            return for_others and self._link_request(port, packet, raw, now)
+            return packet.flags >> 2 & 3 == SINGLE and self._link_request(port, packet, raw, now)
         if kind == PROOF:
             is_of_link = packet.context == CTX_LRPROOF and packet.flags >> 2 & 3 == LINK
             if is_of_link and packet.destination in self.links:
                 self._link_proof(port, packet, raw, now)
                 return True
             return False
-        if kind == DATA and packet.destination == TUNNEL_DESTINATION and packet.flags >> 2 & 3 == PLAIN:
-            self.tunnels.receive(port, packet.data, now)
-            self.wake(now + CLEANING)
-            return True
+        if kind == DATA and packet.flags >> 2 & 3 == PLAIN:
+            return self._broadcast(port, packet, raw, now)
         if kind == DATA and packet.transport_id is not None and packet.flags >> 2 & 3 == SINGLE:
             if (packet.destination, SINGLE) in self.engine.destinations:
                 return False
-            if self.engine.paths.usable(packet.destination) is not None:
-                port.drops[Drop.TOO_MANY_HOPS] += 1  # else the relay would have sent it on
+            path = self.engine.paths.usable(packet.destination)
+            if path is not None:  # else the relay would have sent it on
+                port.drops[Drop.TOO_MANY_HOPS if self._goes_on(port, path) else Drop.NOT_FORWARDED] += 1
                 return True
             port.drops[Drop.NO_PATH] += 1
             self.no_way(packet.destination, port, now)
             return True
         return False
 
+    def _goes_on(self, port: Port, path: Path) -> bool:
+        """Whether a packet from `port` along `path` is ours to forward."""
+        return self.carries or port.local is Local.CLIENT or path.hops == 0
+
+    def _broadcast(self, port: Port, packet: Packet, raw: bytes, now: float) -> bool:
+        """A PLAIN packet: between the network and the programs behind us it is passed on as it is, counted nowhere."""
+        if packet.destination == TUNNEL_DESTINATION:
+            if self.carries:
+                self.tunnels.receive(port, packet.data, now)
+                self.wake(now + CLEANING)
+            return True
+        if self.clients and packet.transport_id is None:
+            for out in self.engine.ports if port.local is Local.CLIENT else self.clients:
+                if out is not port and out.online and out.outgoing:
+                    out.send(raw)
+        return False
+
     def _link_request(self, port: Port, packet: Packet, raw: bytes, now: float) -> bool:
-        """A link that runs through this node."""
+        """A link that runs through this node, if the request is for us to forward."""
         engine = self.engine
         if (packet.destination, SINGLE) in engine.destinations:
             return False
         path = engine.paths.usable(packet.destination)
+        if packet.transport_id is None and (path is None or path.hops):
+            return False
         if path is None:
             port.drops[Drop.NO_PATH] += 1
             self.no_way(packet.destination, port, now)
+            return True
+        if not self._goes_on(port, path):
+            port.drops[Drop.NOT_FORWARDED] += 1
             return True
         if len(raw) > MTU:
             port.drops[Drop.LINK_REQUEST_SIZE] += 1
@@ -157,7 +192,7 @@ class Transport:
     def announce_counted(self, port: Port, announce: Announce, raw: bytes, now: float, *, released: bool) -> bool:
         """A valid announce, before anything is made of it. True if it is held for later."""
         intake = self.intakes[port]
-        if released:
+        if released or not self.carries or port.local is Local.CLIENT:
             return False
         intake.announces.note(now)
         burst = intake.is_announce_burst(now)
@@ -179,11 +214,28 @@ class Transport:
     def announce_taken(self, port: Port, packet: Packet, raw: bytes, path: Path, now: float) -> None:
         """An announce changed the path table: pass it on, answer who waits for it."""
         path.is_answer = packet.context == CTX_PATH_RESPONSE
-        if not path.is_answer:
+        if port.local is Local.CLIENT:
+            if self.searches.is_awaited(packet.destination, now) or not path.is_answer:
+                self.announces.rebroadcast_once(packet.destination, path.hops, raw, now)
+        elif self.carries and not path.is_answer:
             self._pass_on(port, packet, raw, path, now)
+        if self.clients:
+            self._tell_clients(port, packet.destination, path, raw)
         self.searches.found(packet.destination, path, now)
-        self.tunnels.path_taken(port, packet.destination, path, now + self.engine.unix_offset)
+        if self.carries:
+            self.tunnels.path_taken(port, packet.destination, path, now + self.engine.unix_offset)
         self.wake(self.announces.due)
+
+    def _tell_clients(self, source: Port, destination: bytes, path: Path, announce: bytes) -> None:
+        """At once, and as an announce even if it was the answer to somebody's question.  Protocol 02, section 12.3."""
+        flag, data = payload_of(announce)
+        raw = packet_of(self.engine.transport_id, destination, path.hops, flag, CTX_NONE, data)
+        if len(raw) > MTU:
+            self.engine.drops[Drop.ANNOUNCE_TOO_LONG] += 1
+            return
+        for client in self.clients:
+            if client is not source and client.online:
+                client.send(raw)
 
     def announce_follows(
         self, port: Port, packet: Packet, announce: Announce, raw: bytes, path: Path, now: float
@@ -193,7 +245,7 @@ class Transport:
         A neighbour that knows we wait answers before it passes on. If the answer were all that counts (as in the
         reference), nobody behind us would hear of this announce.
         """
-        if announce.random_blob == path.blobs[-1]:
+        if self.carries and announce.random_blob == path.blobs[-1]:
             path.is_answer = False
             self._pass_on(port, packet, raw, path, now)
             self.wake(self.announces.due)
@@ -219,6 +271,8 @@ class Transport:
         comes by, the node asks its other neighbours, once in a while and only for destinations it has heard of.
         """
         engine = self.engine
+        if not (self.carries or port.local is Local.CLIENT):
+            return
         if destination not in engine.known.entries or any(asked == destination for asked, _ in self._requests):
             return
         if not engine.announcing.was_requested(destination, now, REQUESTED_RECENTLY):
@@ -240,10 +294,16 @@ class Transport:
             return
         if engine.announcing.was_requested(destination, now, REQUESTED_RECENTLY):
             return
-        if path.hops == 1 or entry.taken == 1:
-            if entry.previous_port.mode is not Mode.BOUNDARY:
+        if entry.taken == 0:  # a program behind us waits
+            self._ask(destination, None, now)
+        elif path.hops == 1 or entry.taken == 1:
+            if self.carries and entry.previous_port.mode is not Mode.BOUNDARY:
                 path.unresponsive = True
             self._ask(destination, entry.previous_port, now)
+        else:
+            return
+        if not self.carries:
+            engine.paths.drop(destination)
 
     # ------------------------------------------------------------------ time
 
@@ -265,7 +325,8 @@ class Transport:
 
     def _has_something_to_clean(self) -> bool:
         searches, links = self.searches, self.links
-        return bool(searches.in_flight or searches.waiting or links.unproved or links.proved or self.tunnels.tunnels)
+        asked = searches.in_flight or searches.waiting or searches.awaited
+        return bool(asked or links.unproved or links.proved or self.tunnels.tunnels)
 
     def advance(self, now: float) -> float:
         """Do what is due, called by the engine's timers."""
