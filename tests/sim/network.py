@@ -137,9 +137,7 @@ class Network(VirtualNet):
         ours = program.port("instance", local=Local.INSTANCE, **options)
         return self._wired(instance, program, theirs, ours, 0.0001, Wire)
 
-    def _wired(
-        self, a: SimNode, b: SimNode, pa: Port, pb: Port, delay: float, kind: type[Wire]
-    ) -> tuple[Wire, Wire]:
+    def _wired(self, a: SimNode, b: SimNode, pa: Port, pb: Port, delay: float, kind: type[Wire]) -> tuple[Wire, Wire]:
         wires = kind(self, pa, pb, b, delay), kind(self, pb, pa, a, delay)  # type: ignore[arg-type]
         for wire, owner in zip(wires, (a, b), strict=True):
             self.wires.append(wire)
