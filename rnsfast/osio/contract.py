@@ -113,6 +113,7 @@ class RxBatch:
         "address",
         "capacity",
         "dropped",
+        "owned",
         "peers",
         "slot",
         "slots",
@@ -122,6 +123,7 @@ class RxBatch:
     def __init__(self, capacity: int, slot: int, slots: int | None = None) -> None:
         self.capacity, self.slot, self.slots = capacity, slot, capacity if slots is None else slots
         self.dropped = 0  # entries refused in this receive
+        self.owned = False  # every entry is `bytes` of its own, that stays
         self.uniform: object | None = None  # what all entries have in common, if the back end says so
         self.peers: list[Peer | None] = []  # one an entry if the back end reports peers
         self._entries: list[bytes | memoryview] = []  # at most `capacity`
@@ -151,6 +153,7 @@ class RxBatch:
         self._entries = []
         self.peers = []
         self.dropped = 0
+        self.owned = False
         self.uniform = None
 
     def fill(self, sizes: Sequence[int]) -> None:
@@ -176,6 +179,8 @@ class RxBatch:
 
     def take_all(self) -> list[bytes]:
         """All entries as copies that may be kept."""
+        if self.owned:
+            return self._entries[:]  # type: ignore[arg-type]
         return list(map(bytes, self._entries))
 
     def peer(self, index: int) -> Peer | None:

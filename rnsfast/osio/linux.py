@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import platform
 import socket
 import sys as system
 from collections.abc import Sequence
@@ -19,7 +20,17 @@ from rnsfast.osio.contract import Caps, Kind, Peer, RxBatch
 from rnsfast.osio.packets import PacketIO, Peers
 from rnsfast.osio.peers import parse_peer
 from rnsfast.osio.portable import take_plainly
-from rnsfast.osio.runs import CONTROL, RUN_PACKETS, SOL_UDP, UDP_GRO, UDP_SEGMENT, cut, plan_runs, segment_control
+from rnsfast.osio.runs import (
+    CONTROL,
+    RUN_BYTES,
+    SOL_UDP,
+    UDP_GRO,
+    UDP_SEGMENT,
+    cut,
+    plan_runs,
+    run_packets,
+    segment_control,
+)
 from rnsfast.osio.runs import segment_size as size_of_segments
 from rnsfast.osio.verdicts import SEND, UNSUPPORTED, Verdict, describe, log_once
 
@@ -139,12 +150,13 @@ class LinuxDatagramIO(PacketIO):
         self._singly = 0  # packets from here on that go without runs, since the run that they made was refused
         self._suspected = False  # segmentation: if the first of them is taken, it was the run that was refused
         self._batched = False  # the last call was sendmmsg
-        caps = Caps(
-            Kind.DATAGRAM, "linux-mmsg", max_batch, max_batch, max_packet, peers, RUN_PACKETS if self._gso else 1, True
-        )
+        self._run_packets = run_packets(platform.release()) if self._gso else 1
+        caps = Caps(Kind.DATAGRAM, "linux-mmsg", max_batch, max_batch, max_packet, peers, self._run_packets, True)
         super().__init__(caps, family)
         self._name_size = {int(socket.AF_INET): 16, int(socket.AF_INET6): 28}.get(family)
         self._tx = Vector(max_batch)
+        self._run = bytearray(RUN_BYTES if self._gso else 1)  # a run that is all there is stands here
+        self._run_address = ctypes.addressof(ctypes.c_char.from_buffer(self._run))
         self._to: dict[bytes, tuple[ctypes.Array[ctypes.c_char], int]] = {}  # address bytes and where they stand
         self._rx: Vector | None = None  # made for the first batch
         self._rx_for: RxBatch | None = None
@@ -307,7 +319,7 @@ class LinuxDatagramIO(PacketIO):
     # -- sending --------------------------------------------------------------------------------------------------
 
     def _all_valid(self, items: Sequence[bytes]) -> bool:
-        sizes = list(map(len, items))
+        sizes = set(map(len, items))
         return min(sizes) > 0 and max(sizes) <= self.caps.max_packet
 
     def _submit_one(self, item: bytes, peer: Peer | None) -> int:
@@ -327,7 +339,9 @@ class LinuxDatagramIO(PacketIO):
         each = peers if peers is not None and one is None else None
         self._batched = True
         if self._gso and not self._singly:
-            runs = plan_runs(items, each, first, stop, self._ceiling)  # type: ignore[arg-type]
+            runs = plan_runs(items, each, first, stop, self._ceiling, self._run_packets)  # type: ignore[arg-type]
+            if len(runs) == 1 and each is None:
+                return self._submit_run(items[first:stop], one, first)
             entries = [items[a] if b - a == 1 else b"".join(items[a:b]) for a, b in runs]
             self._runs = {a: b - a for a, b in runs}
         else:
@@ -371,6 +385,27 @@ class LinuxDatagramIO(PacketIO):
         if self._singly and taken:
             self._went_singly(taken)
         return taken, 0
+
+    def _submit_run(self, items: Sequence[bytes], peer: Peer | None, first: int) -> tuple[int, int]:
+        """All there is, as one run: nothing of the vector is needed but its first entry."""
+        count = len(items)
+        self._runs = {first: count}
+        data = b"".join(items)
+        self._run[: len(data)] = data
+        if len(self._to) >= SENDERS:
+            self._to.clear()
+        vector, sys = self._tx, self._sys
+        words = vector.words
+        words[0], words[1] = (0, 0) if peer is None else self._address_of(peer)
+        vector.iovecs[0], vector.iovecs[1] = self._run_address, len(data)
+        vector.control[:CONTROL] = segment_control(len(items[0]))
+        words[4], words[5] = vector.control_address, CONTROL
+        try:
+            taken = sys.sendmmsg(self._number(), vector.address, 1, DONTWAIT | NOSIGNAL)
+            error = sys.get_errno() if taken < 0 else 0
+        finally:
+            words[4] = words[5] = 0
+        return (count if taken > 0 else 0), error
 
     def _went_singly(self, count: int) -> None:
         self._singly = max(0, self._singly - count)

@@ -7,6 +7,7 @@ control message says how large each but the last is.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from typing import Final
@@ -15,6 +16,7 @@ from rnsfast.osio.contract import Peer
 
 RUN_BYTES: Final = 65_000  # bytes a run; the headers of the kernel need the rest of 65,535
 RUN_PACKETS: Final = 63  # packets a run; kernels before 6.9 refuse more than 64
+LONG_RUN_PACKETS: Final = 127  # those since then refuse more than 128
 
 SOL_UDP: Final = 17
 UDP_SEGMENT: Final = 103
@@ -23,22 +25,40 @@ CONTROL: Final = 24  # bytes of control space for one such message
 _CMSG: Final = struct.Struct("=Qii")
 
 
+def run_packets(release: str) -> int:
+    """How many packets a kernel of this release takes in a run."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return LONG_RUN_PACKETS if found is not None and (int(found[1]), int(found[2])) >= (6, 9) else RUN_PACKETS
+
+
 def plan_runs(
-    items: Sequence[bytes], peers: Sequence[Peer | None] | None, first: int, stop: int, ceiling: int
+    items: Sequence[bytes],
+    peers: Sequence[Peer | None] | None,
+    first: int,
+    stop: int,
+    ceiling: int,
+    most: int = RUN_PACKETS,
 ) -> list[tuple[int, int]]:
     """Cut `items[first:stop]` into (start, end) of runs, in order; a packet that fits into none is one by itself.
 
     Args:
         peers: where each goes; None if all go to the same.
         ceiling: packets larger than this many bytes are no part of a run.
+        most: packets a run.
     """
+    if peers is None and first < stop:
+        sizes = list(map(len, items[first:stop]))
+        size = sizes[0]
+        if 0 < size <= ceiling and sizes.count(size) == len(sizes):  # the usual case needs no look at each
+            step = max(1, min(most, RUN_BYTES // size))
+            return [(at, min(at + step, stop)) for at in range(first, stop, step)]
     runs: list[tuple[int, int]] = []
     at = first
     while at < stop:
         size = len(items[at])
         end = at + 1
         if 0 < size <= ceiling:
-            limit = min(stop, at + RUN_PACKETS, at + RUN_BYTES // size)
+            limit = min(stop, at + most, at + RUN_BYTES // size)
             peer = None if peers is None else peers[at]
             while end < limit and (peers is None or peers[end] == peer):
                 more = len(items[end])

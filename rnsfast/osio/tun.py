@@ -206,7 +206,7 @@ class TunIO(PacketIO):
             if self._vnet:
                 found, bad = virtio.unpack_many(found)
                 into.dropped += bad
-            packets += found
+            packets = packets + found if packets else found
         kinds = {first >> 4 for first in set(map(_FIRST, packets))}
         if not kinds <= VERSIONS:
             sound = [packet for packet in packets if packet[0] >> 4 in VERSIONS]
@@ -217,6 +217,7 @@ class TunIO(PacketIO):
             packets = packets[: into.capacity]
             kinds = {packet[0] >> 4 for packet in packets}
         into.add_many(packets)
+        into.owned = True
         into.uniform = kinds.pop() if len(kinds) == 1 else None
         return error
 

@@ -2,9 +2,10 @@
 
 `os.read` lets go of the GIL at every packet. Alone that is the faster way; beside a thread that computes, each packet
 may wait a switch interval to get it back. So a batch begins by `os.read`, a few packets at a time with a look at the
-clock. When a few take far too long, somebody else has the interpreter: the rest of the batch, and the next ones, go
-through calls that keep the GIL. After some batches the other way is tried again; each time that fails, it is tried half
-as often.
+clock. When a few take far too long, the rest of the batch goes through calls that keep the GIL. That may have been an
+accident of the scheduler; if the next batch meets with the same, somebody else has the interpreter, and the batches
+after it keep the GIL from the start. After some of them the other way is tried again; each time that fails, it is tried
+half as often.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from time import perf_counter
 from typing import Final
 
@@ -23,17 +25,20 @@ SLOW: Final = 0.001  # seconds for a group: eighty times what it takes alone, a 
 FIRST: Final = 64  # batches that keep the GIL after the first slow group
 MOST: Final = 65_536  # batches at most
 
+_ROOMS: Final = repeat(ROOM)  # as many as are asked for
+
 
 class Mood:
     """Whether to keep the GIL now. One for each direction, since they run on different threads."""
 
-    __slots__ = ("clock", "keeping", "slow", "span")
+    __slots__ = ("clock", "keeping", "slow", "span", "suspects")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.keeping = 0  # batches for which the GIL is still kept
         self.span = FIRST
         self.slow = 0  # groups that took too long, so far
+        self.suspects = False  # the last batch that was tried had one
 
     def keeps(self) -> bool:
         """At the beginning of a batch."""
@@ -45,11 +50,14 @@ class Mood:
     def waited(self) -> None:
         """A group took too long."""
         self.slow += 1
-        self.keeping = self.span
-        self.span = min(2 * self.span, MOST)
+        if self.suspects:
+            self.keeping = self.span
+            self.span = min(2 * self.span, MOST)
+        self.suspects = True
 
     def went_well(self) -> None:
-        """A whole batch did not."""
+        """A batch did not."""
+        self.suspects = False
         self.span = max(self.span // 2, FIRST)
 
 
@@ -74,15 +82,14 @@ class AdaptiveCalls(LibcCalls):
             return super().read_many(fd, count, budget)
         read, clock, room = self._os_read, mood.clock, ROOM
         found: list[bytes] = []
-        add, done, used, group = found.append, 0, 0, 1 + budget // room
+        done, used, group = 0, 0, 1 + budget // room
         began = clock()
         try:
             while done < count and budget > 0:
-                for _ in range(min(GROUP, count - done, group)):
-                    packet = read(fd, room)
-                    if not packet:
-                        return found, errno.EAGAIN
-                    add(packet)
+                # What has been read stands in the list when a later read raises.
+                found.extend(map(read, repeat(fd, min(GROUP, count - done, group)), _ROOMS))
+                if not all(found):
+                    return list(filter(None, found)), errno.EAGAIN
                 now = clock()
                 size = sum(map(len, found[done:]))
                 used += size
@@ -99,6 +106,8 @@ class AdaptiveCalls(LibcCalls):
         except OSError as error:
             if clock() - began > SLOW:
                 mood.waited()
+            elif found:
+                mood.went_well()
             return found, error.errno or errno.EIO
         mood.went_well()
         return found, 0

@@ -59,6 +59,7 @@ class Sample:
         self.cpu += process_time() - cpu
 
 
+PATIENCE: Final = 30.0  # seconds for one load; beside a busy thread a packet may take 5 ms
 Mode = Callable[[int], Sample]  # bursts -> what they took
 
 
@@ -84,12 +85,15 @@ class Outcome:
 
 
 def alternate(load: Load, rounds: int, bursts: int) -> dict[str, Outcome]:
-    """Every mode between two samples of the baseline, as often as `rounds` says."""
+    """Every mode between two samples of the baseline, as often as `rounds` says, but not longer than PATIENCE."""
     found = {name: Outcome() for name in load.modes}
     base = load.modes[load.baseline]
     for mode in load.modes.values():
         mode(1)  # warm up
-    for _ in range(rounds):
+    deadline = perf_counter() + PATIENCE
+    for done in range(rounds):
+        if done and perf_counter() > deadline:
+            break
         before = base(bursts)
         found[load.baseline].samples.append(before)
         for name, mode in load.modes.items():

@@ -49,3 +49,20 @@ def test_its_failure_says_nothing_about_the_runs_before_it(error: int) -> None:
             assert io.stats.tx_calls == before + 1
         finally:
             io.close()
+
+
+@pytest.mark.parametrize("count", [2, 63, 64, 127, 128])
+def test_runs_as_long_as_this_kernel_takes_them(count: int) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as far:
+        far.bind(("127.0.0.1", 0))
+        far.settimeout(5)
+        peer = make_peer(*far.getsockname())
+        io = LinuxDatagramIO(socket.socket(socket.AF_INET, socket.SOCK_DGRAM), max_batch=128)
+        could = io.segmentation
+        try:
+            items = [bytes((n,)) * 64 for n in range(count)]
+            assert io.send(items, peer).sent == count and io.stats.tx_calls == 1
+            assert [far.recv(100) for _ in range(count)] == items
+            assert io.segmentation is could, "the kernel refused what its release promises"
+        finally:
+            io.close()

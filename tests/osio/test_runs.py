@@ -12,6 +12,7 @@ from rnsfast.osio.contract import Peer
 from rnsfast.osio.peers import make_peer, parse_peer
 from rnsfast.osio.runs import (
     CONTROL,
+    LONG_RUN_PACKETS,
     RUN_BYTES,
     RUN_PACKETS,
     SOL_UDP,
@@ -19,6 +20,7 @@ from rnsfast.osio.runs import (
     UDP_SEGMENT,
     cut,
     plan_runs,
+    run_packets,
     segment_control,
     segment_size,
 )
@@ -48,6 +50,27 @@ def sizes(*lengths: int) -> list[bytes]:
 )
 def test_plan(items: list[bytes], runs: list[tuple[int, int]]) -> None:
     assert plan_runs(items, None, 0, len(items), 1999) == runs
+
+
+@pytest.mark.parametrize(
+    ("release", "packets"),
+    [
+        ("6.9.0", LONG_RUN_PACKETS), ("6.18.2-cloud", LONG_RUN_PACKETS), ("7.0", LONG_RUN_PACKETS),
+        ("6.8.12", RUN_PACKETS), ("5.15.0-91-generic", RUN_PACKETS), ("", RUN_PACKETS), ("unknown", RUN_PACKETS),
+    ],
+)  # fmt: skip
+def test_how_long_runs_may_be_depends_on_the_kernel(release: str, packets: int) -> None:
+    assert run_packets(release) == packets
+
+
+@given(st.integers(1, 3000), st.integers(1, 200), st.integers(0, 9), st.sampled_from([RUN_PACKETS, LONG_RUN_PACKETS]))
+def test_packets_of_one_size_are_planned_as_if_each_were_looked_at(
+    size: int, count: int, first: int, most: int
+) -> None:
+    items = [bytes(size)] * count
+    first = min(first, count)
+    at_a_glance = plan_runs(items, None, first, count, 2000, most)
+    assert at_a_glance == plan_runs(items, [A] * count, first, count, 2000, most)
 
 
 def test_a_run_ends_with_its_peer() -> None:

@@ -86,6 +86,9 @@ def test_the_plain_way_is_tried_again_and_less_often_each_time_it_fails(ends: tu
     calls, clock, counting = made()
     clock.step = 2 * SLOW
     kept: list[int] = []
+    for _ in range(GROUP):
+        os.write(ends[0], PACKET)
+    calls.read_many(ends[1], GROUP, 1 << 20)
     for _ in range(3):
         for _ in range(GROUP):
             os.write(ends[0], PACKET)
@@ -103,6 +106,36 @@ def test_the_plain_way_is_tried_again_and_less_often_each_time_it_fails(ends: tu
             os.write(ends[0], PACKET)
         calls.read_many(ends[1], GROUP, 1 << 20)
     assert calls.reading.span == FIRST
+
+
+def test_one_slow_group_alone_is_an_accident(ends: tuple[int, int]) -> None:
+    calls, clock, _ = made()
+    for step in (2 * SLOW, SLOW / 100, 2 * SLOW, SLOW / 100):
+        clock.step = step
+        for _ in range(GROUP):
+            os.write(ends[0], PACKET)
+        calls.read_many(ends[1], 2 * GROUP, 1 << 20)
+        assert not calls.reading.keeping
+    assert calls.reading.slow == 2
+
+
+def test_what_was_read_before_an_error_is_kept(ends: tuple[int, int]) -> None:
+    """In the middle of a group, whatever the error; a read of nothing ends the batch."""
+    _, _, counting = made()
+    left = [PACKET + bytes((n,)) for n in range(GROUP + 5)]
+
+    def read(fd: int, size: int) -> bytes:
+        counting.reads += 1
+        if len(left) == 3:
+            raise OSError(errno.EBADFD, "gone")
+        return left.pop(0)
+
+    calls = AdaptiveCalls(read=read, write=counting.write, clock=Clock())
+    found, error = calls.read_many(ends[1], 64, 1 << 20)
+    assert found == [PACKET + bytes((n,)) for n in range(GROUP + 2)] and error == errno.EBADFD
+    left[:] = [PACKET, b"", PACKET, *[PACKET] * GROUP]
+    found, error = calls.read_many(ends[1], 3, 1 << 20)
+    assert found == [PACKET, PACKET] and error == errno.EAGAIN
 
 
 def test_bounds_and_errors_are_those_of_the_other_calls(ends: tuple[int, int]) -> None:
