@@ -180,7 +180,7 @@ class RxBatch:
     def take_all(self) -> list[bytes]:
         """All entries as copies that may be kept."""
         if self.owned:
-            return self._entries[:]  # type: ignore[arg-type]
+            return self._entries[:]  # type: ignore[return-value]
         return list(map(bytes, self._entries))
 
     def peer(self, index: int) -> Peer | None:
