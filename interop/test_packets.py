@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from interop.harness import access, workspace
-from interop.ours import LIMIT, OUR_NAME, ROLES, STOCK_NAME, WAYS, Duo, duo, join
+from interop.ours import LIMIT, OUR_NAME, ROLES, STOCK_NAME, WAYS, Duo, Role, duo, join, pour
 from interop.proxy import LINK, PROOF, Frame, any_frame, is_announce
 from interop.seeded import random_bytes
 from rnsfast import GROUP, PLAIN, AnnounceHeard, Identity, PathNotFound
@@ -291,3 +291,23 @@ def test_the_wrong_passphrase_gets_nothing(ours: Any, theirs: dict[str, Any]) ->
         inbox = pair.node.register(Identity(), *OUR_NAME)
         assert not pair.peer.request("wait_path", dest=inbox.hash.hex(), timeout=1.5)["found"]
         assert answered.wait(LIMIT) and any(port["drops"] for port in pair.node.status()["ports"])
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_we_look_as_if_we_were_some_hops_away(role: Role) -> None:
+    """The option local_hops_delta: announces, packets, proofs and links agree, so that a peer minds nothing."""
+    with workspace() as space, duo(space, our_node={"local_hops_delta": True}, proxied=True) as pair:
+        seen: set[int] = set()
+        plain: set[int] = set()
+        pair.from_us.watch(lambda f: bool((plain if f.destination_type in (1, 2) else seen).add(f.raw[1])))
+        inbox, arrived = inbox_with_queue(pair, "interop", "afar")
+        inbox.set_proofs("all")
+        inbox.announce()
+        told = pair.peer.expect("announce", dest=inbox.hash.hex())
+        assert 3 <= told["hops"] <= 8
+        sent = pair.peer.request("send", name="interop.afar", dest=inbox.hash.hex(), data=HELLO.hex())
+        assert sent["status"] == "delivered" and arrived.get(timeout=LIMIT) == HELLO
+        joint = join(pair, role, stock={"readers": [1]})
+        pour(joint.link.open_writer(1), HELLO * 100)
+        assert joint.stock("received", stream=1)["size"] == len(HELLO) * 100
+        assert seen == {told["hops"] - 1} and plain <= {0}

@@ -29,6 +29,7 @@ from rnsfast.wire.packet import (
     CTX_NONE,
     CTX_PATH_RESPONSE,
     DATA,
+    HEADER_1_SIZE,
     MTU,
     PLAIN,
     SINGLE,
@@ -155,6 +156,8 @@ class Announcing:
         self, port: Port, packet: Packet, raw: bytes, digest: bytes, now: float, *, released: bool = False
     ) -> None:
         """An announce from the network. Cheap checks come first; its signature is verified when nothing else waits."""
+        if not released:
+            port.announces.received(len(raw))
         if packet.flags >> 2 & 3 != SINGLE:
             port.drops[Drop.ANNOUNCE_TYPE] += 1
             return
@@ -310,6 +313,7 @@ class Announcing:
 
     def receive_path_request(self, port: Port, packet: Packet, now: float) -> None:
         """Somebody looks for a destination: if it is ours, announce it to where the question came from."""
+        port.requests.received(HEADER_1_SIZE + len(packet.data))
         request = parse_path_request(packet.data)
         if isinstance(request, Drop):
             port.drops[request] += 1

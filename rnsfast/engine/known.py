@@ -5,7 +5,7 @@ Protocol 01, section 2.3; protocol 02, sections 2.4 and 6.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
@@ -93,6 +93,12 @@ class PathTable:
         """The path, if there is one and its interface is up."""
         path = self.paths.get(destination)
         return path if path is not None and path.port.online else None
+
+    def usable_count(self, ports: Sequence[Port]) -> int:
+        """How many paths there are whose interface is up."""
+        if all(port.online for port in ports):
+            return len(self.paths)  # those over an interface that is gone are gone
+        return sum(path.port.online for path in self.paths.values())
 
     def put(self, destination: bytes, path: Path) -> None:
         """Enter or replace."""

@@ -12,11 +12,15 @@ from hashlib import sha256
 from typing import Any, Final
 
 from rnsfast.engine.disguise import Disguise
+from rnsfast.engine.traffic import Traffic
 from rnsfast.wire.drop import Drop
 from rnsfast.wire.ifac import IfacKey, mask
-from rnsfast.wire.packet import MTU
+from rnsfast.wire.packet import ANNOUNCE, DATA, HASHED_FLAGS, MTU, PLAIN
+from rnsfast.wire.pathrequest import PATH_REQUEST_DESTINATION
 
 DEFAULT_IFAC_SIZE: Final = 16  # bytes; counts in the size gate even without access codes (protocol 06, 1.4)
+
+_PLAIN_DATA: Final = PLAIN << 2 | DATA
 
 
 class Mode(IntEnum):
@@ -78,6 +82,7 @@ class Port:
 
     __slots__ = (
         "_dirty",
+        "announces",
         "bitrate",
         "congested",
         "disguise",
@@ -97,6 +102,7 @@ class Port:
         "owner",
         "policy",
         "queue",
+        "requests",
         "rx_bytes",
         "rx_packets",
         "tx_bytes",
@@ -139,6 +145,7 @@ class Port:
         self.congested = False
         self.wants_tunnel = False
         self.rx_packets = self.rx_bytes = self.tx_packets = self.tx_bytes = 0
+        self.announces, self.requests = Traffic(), Traffic()  # of announces and of path requests
         self.drops: Counter[Drop] = Counter()
         self.last_size = 0  # bytes of the packet queued last by `send_many`
         self.queue: list[bytes] = []  # access codes applied; emptied by every flush, so bounded by one turn
@@ -161,12 +168,17 @@ class Port:
             return False
         if self.disguise is not None:
             raw = self.disguise(raw)
+        kind = raw[0] & HASHED_FLAGS
+        if kind == ANNOUNCE:
+            self.announces.sent(len(raw))
+        elif kind == _PLAIN_DATA and raw[2:18] == PATH_REQUEST_DESTINATION:
+            self.requests.sent(len(raw))
         self.queue.append(raw if self.ifac is None else mask(raw, self.ifac))
         self._dirty.add(self)
         return True
 
     def send_many(self, raws: list[bytes]) -> bool:
-        """Queue packets in order. False, and a counter, if the interface is offline or must not transmit."""
+        """Queue packets of links, or that are only passed on, in order. As `send`."""
         if not (self.online and self.outgoing):
             self.drops[Drop.TX_OFFLINE] += len(raws)
             return False

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rnsfast.engine.destination import Destination
 from rnsfast.engine.requests import Policy, RequestArrived, RequestHandler, respond
-from rnsfast.node.managementstats import interface_stats, link_count, path_table, rate_table
+from rnsfast.node.managementstats import Statistics, link_count, path_table, rate_table
 from rnsfast.node.managementwork import Errands
 from rnsfast.wire.requests import build_response
 
@@ -97,6 +97,7 @@ class RemoteManagement:
     def __init__(self, node: Node, management: Management) -> None:
         self._node, self._reactor, self._management = node, node._reactor, management
         self._responder = Responder(node, management.errands())
+        self._statistics = Statistics(node)
 
     def prepare(self, destination: Destination) -> None:
         """Have the destination answer."""
@@ -108,7 +109,7 @@ class RemoteManagement:
         network = self._management.network_identity
         return answer_status(
             data,
-            lambda: interface_stats(self._node, self._management.probe, None if network is None else network.hash),
+            lambda: self._statistics.tables(self._management.probe, None if network is None else network.hash),
             self._links,
         )
 
@@ -121,6 +122,7 @@ class RemoteManagement:
         with self._reactor.lock:
             paths = dict(engine.paths.paths)
             rates = {} if engine.transport is None else dict(engine.transport.rates.entries)
+        paths = {destination: path for destination, path in paths.items() if path.port.online}
         return answer_path(data, lambda dest, hops: path_table(paths, dest, hops), lambda dest: rate_table(rates, dest))
 
 

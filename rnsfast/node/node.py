@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 from rnsfast.crypto.identity import Identity
 from rnsfast.engine.destination import Destination, Direction, ProofStrategy
+from rnsfast.engine.disguise import DELTAS
 from rnsfast.engine.engine import Engine
 from rnsfast.engine.known import Known
 from rnsfast.engine.receipts import Status
@@ -152,12 +154,13 @@ class Node(ManagementApi):
         self._listener = NodeListener(self, reactor)
         reactor.engine = self._engine = Engine(
             self._listener,
-            monotonic(),
-            unix_offset=time.time() - monotonic(),
+            reactor.now(),
+            unix_offset=time.time() - reactor.now(),
             transport_identity=transport_identity,
             link_mtu_discovery=self.config.link_mtu_discovery,
             implicit_proofs=self.config.use_implicit_proof,
             transport=self.config.enable_transport,
+            local_hops_delta=random.choice(DELTAS) if self.config.local_hops_delta else 0,
         )
         reactor.on_ports_changed = self._listener.port_changed
         self._reactor = self._live = reactor
@@ -180,7 +183,7 @@ class Node(ManagementApi):
         for section, error in checked.failed:
             self.failed.append(FailedInterface(section.name, _kind_of(section), str(error)))
             log.error("%s", error)
-        self._reactor.call_at(monotonic() + SAVE_INTERVAL, self._save_later)
+        self._reactor.call_at(self._reactor.now() + SAVE_INTERVAL, self._save_later)
         self._management.start()
         if self._configdir is not None:
             self._control = ControlSocket(self._configdir, reactor, self._look)
@@ -257,7 +260,7 @@ class Node(ManagementApi):
                 self.failed.remove(failed)
             log.info("%s: is up now", interface.name)
 
-        self._reactor.call_at(monotonic() + RETRY_INTERFACE, attempt)
+        self._reactor.call_at(self._reactor.now() + RETRY_INTERFACE, attempt)
 
     def stop(self, *, linger: float = 0.0) -> None:
         """Close the links, send what is queued, save, close the interfaces, end the threads. Idempotent.
@@ -358,9 +361,9 @@ class Node(ManagementApi):
         """On the reactor: save on a callback thread, and again after the interval."""
         if self._state == "running":
             with self._reactor.turn:
-                self._engine.unix_offset = time.time() - monotonic()  # the clock may have been set
+                self._engine.unix_offset = time.time() - self._reactor.now()  # the clock may have been set
                 self._reactor.enqueue(self._saving, self._save)
-            self._reactor.call_at(monotonic() + SAVE_INTERVAL, self._save_later)
+            self._reactor.call_at(self._reactor.now() + SAVE_INTERVAL, self._save_later)
 
     def _save(self) -> None:
         storage = self._storage
@@ -629,7 +632,7 @@ class Node(ManagementApi):
                 "failed": failed,
                 "ports": ports,
                 "links": len(engine.links),
-                "paths": len(engine.paths.paths),
+                "paths": engine.paths.usable_count(engine.ports),
                 "known_destinations": len(engine.known.entries),
                 "drops": drops,
                 "wakeups": self._reactor.wakeups,

@@ -16,8 +16,9 @@ from rnsfast.engine.transport.rates import Rate
 from rnsfast.interfaces.backbone import BackboneConfig, BackboneInterface
 from rnsfast.interfaces.common import CommonConfig
 from rnsfast.node.config import NodeConfig
-from rnsfast.node.managementremote import answer_path, answer_status
-from rnsfast.node.managementstats import interface_stats, path_table, rate_table
+from rnsfast.node.managementremote import RemoteManagement, answer_path, answer_status
+from rnsfast.node.managementstats import Pace, Statistics, path_table, rate_table
+from rnsfast.wire.drop import Drop
 from rnsfast.wire.requests import Request, parse_request, path_hash
 from tests.loopback import PATIENCE, Clock, Pair, settle
 from tests.node.test_management import errands_done, pair_with
@@ -77,7 +78,7 @@ def test_statistics_have_the_keys_and_types_of_the_reference(transport: bool) ->
     pair.a._given.append(listener)
     pair.start()
     try:
-        stats = interface_stats(pair.a, bytes(16), None)
+        stats = Statistics(pair.a).tables(bytes(16), None)
     finally:
         pair.stop()
     only_with_transport = {"transport_id", "network_id", "transport_uptime", "probe_responder"}
@@ -88,6 +89,56 @@ def test_statistics_have_the_keys_and_types_of_the_reference(transport: bool) ->
                 assert word == "nil" or table[key] is None or isinstance(table[key], KINDS[word]), key
     assert len(stats["interfaces"]) == 2 and all(set(shape["interface"]) <= set(one) for one in stats["interfaces"])
     assert msgpack.unpackb(msgpack.packb(stats)) == stats
+
+
+def test_a_pace_is_the_average_between_two_looks() -> None:
+    pace = Pace(100.0, 2)
+    assert list(pace.look((50, 0), 110.0)) == [5.0, 0.0]
+    assert list(pace.look((999, 999), 110.5)) == [5.0, 0.0]  # too soon to say anything else
+    assert list(pace.look((70, 8), 112.0)) == [10.0, 4.0]
+
+
+def test_violations_and_bursts_are_told() -> None:
+    pair = Pair()
+    pair.a.config = NodeConfig(enable_transport=True)
+    pair.start()
+    try:
+        engine = pair.a._engine
+        (port,) = engine.ports
+        port.drops[Drop.ANNOUNCE_SIGNATURE] += 2
+        port.drops[Drop.TOO_SHORT] += 1
+        assert engine.transport is not None
+        burst = engine.transport.intakes[port].announce_burst
+        burst.active, burst.began_at = True, 7.0
+        (table,) = Statistics(pair.a).tables(None, None)["interfaces"]
+        assert table["protocol_violations"] == 3
+        assert (table["burst_active"], table["pr_burst_active"], table["pr_burst_activated"]) == (True, False, 0)
+        assert table["burst_activated"] == 7.0 + engine.unix_offset
+    finally:
+        pair.stop()
+
+
+def test_paths_over_an_interface_that_is_down_are_not_shown(clock: Clock) -> None:
+    pair = Pair()
+    pair.a.config = NodeConfig(enable_transport=True)
+    pair.start()
+    try:
+        inbox = pair.b.register(Identity(), "test", "x")
+        pair.a.request_path(inbox.hash, PATIENCE)
+        assert pair.a._management is not None
+        remote = RemoteManagement(pair.a, pair.a._management)
+        shown = remote._path(["table"])
+        assert shown is not None and inbox.hash in {entry["hash"] for entry in shown}
+        before = pair.a.status()["paths"]
+        (port,) = pair.a._engine.ports
+        with pair.a._reactor.turn:
+            port.online = False
+        assert remote._path(["table"]) == [] and before > 0 == pair.a.status()["paths"]
+        with pair.a._reactor.turn:
+            port.online = True
+        assert pair.a.status()["paths"] == before
+    finally:
+        pair.stop()
 
 
 KINDS: dict[str, Any] = {"int": (int, float), "float": float, "bool": bool, "bin": bytes, "str": str, "array": list}
@@ -123,9 +174,13 @@ def test_who_is_listed_gets_answers_and_others_none(clock: Clock) -> None:
         assert stats["transport_id"] == pair.a._engine.transport_id and links == 0
         assert [one["name"] for one in stats["interfaces"]] == ["a"]
         inbox = pair.b.register(Identity(), "test", "x")
+        before = stats["interfaces"][0]
         pair.a.request_path(inbox.hash, PATIENCE)
         (entry,) = asked(pair, link, "/path", ["table", inbox.hash, None])
         assert (entry["hash"], entry["hops"], entry["interface"]) == (inbox.hash, 1, "a")
+        after = asked(pair, link, "/status", [True])[0]["interfaces"][0]
+        grown = {key: after[key] - before[key] for key in ("ptxc", "ptxb", "arxc", "prxc", "atxc")}
+        assert grown == {"ptxc": 1, "ptxb": 67, "arxc": 1, "prxc": 0, "atxc": 0}
         assert asked(pair, link, "/path", ["table", bytes(16)]) == []
         assert asked(pair, link, "/other", [True]) is None
         for who in (None, Identity()):
