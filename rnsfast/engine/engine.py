@@ -32,6 +32,7 @@ from rnsfast.engine.port import Local, Port
 from rnsfast.engine.receipts import LIMIT as RECEIPT_LIMIT
 from rnsfast.engine.receipts import Receipt, Status, packet_timeout
 from rnsfast.engine.settling import Settlement
+from rnsfast.engine.sweep import Round, Sweeper
 from rnsfast.engine.timers import Timers
 from rnsfast.engine.transport.blackhole import Ban, Blackhole
 from rnsfast.engine.transport.transport import Transport
@@ -128,6 +129,7 @@ class Engine:
         self.touched: set[Any] = set()  # objects whose waiters may go on; the runtime empties it once a batch
         self.settlements: list[Settlement] = []  # signatures of the batch in hand
         self.timers = Timers()
+        self.sweeper = Sweeper(self.timers)
         self.carries = transport
         self.local_hops_delta = local_hops_delta
         self.membership = Membership(self) if behind_instance else None
@@ -148,6 +150,9 @@ class Engine:
         self._next_housekeeping = now + HOUSEKEEPING
         self._nowhere = Port("no interface")
         self.timers.arm(self, self._next_housekeeping)
+        self._old_paths = Round(lambda: self.paths.paths, self._sweep_paths)
+        self._old_known = Round(lambda: self.known.entries, self._sweep_known)
+        self._banned = Round(lambda: self.known.entries, self._sweep_banned)
 
     # ------------------------------------------------------------------ time
 
@@ -155,12 +160,29 @@ class Engine:
         """Housekeeping, called by the timers. `run_timers` is what the runtime calls."""
         if now >= self._next_housekeeping:
             self._next_housekeeping = now + HOUSEKEEPING
-            unix_time = now + self.unix_offset
-            self.paths.clean(unix_time)
-            self.known.clean(unix_time, self.paths.paths)
+            self.sweeper.begin(self._old_paths, now)
+            self.sweeper.begin(self._old_known, now)
             self.announcing.clean(now)
-            self.blackhole.clean(unix_time)
+            self.blackhole.clean(now + self.unix_offset)
         return self._next_housekeeping
+
+    def _sweep_paths(self, destinations: list[bytes], now: float) -> None:
+        self.paths.clean(now + self.unix_offset, destinations)
+
+    def _sweep_known(self, destinations: list[bytes], now: float) -> None:
+        self.known.clean(now + self.unix_offset, self.paths.paths, destinations)
+
+    def _sweep_banned(self, destinations: list[bytes], now: float) -> None:
+        """Give up the paths to destinations of banned identities."""
+        for destination in filter(self._is_banned, destinations):
+            self.paths.drop(destination)
+            if self.transport is not None:
+                self.transport.announces.forget(destination)
+                self.transport.tunnels.forget(destination)
+
+    def _is_banned(self, destination: bytes) -> bool:
+        known = self.known.entries.get(destination)
+        return known is not None and truncated(known.public_key) in self.blackhole.bans
 
     def run_timers(self, now: float) -> float:
         """Do everything that is due. Returns when to call again."""
@@ -181,9 +203,9 @@ class Engine:
                 self._take_stored(port)
 
     def _take_stored(self, port: Port) -> None:
-        """The paths that were stored for an interface, now that it is there."""
+        """The paths that were stored for an interface, now that it is there. Not those to the banned (trap T14)."""
         for destination, path in self.stored_paths.pop(port.hash, ()):
-            if destination not in self.paths.paths:
+            if destination not in self.paths.paths and not (self.blackhole.bans and self._is_banned(destination)):
                 path.port = port
                 self.paths.put(destination, path)
 
@@ -192,9 +214,10 @@ class Engine:
         if port in self.ports:
             self.ports.remove(port)
         port.online = False
+        port.gone = True
         self._lost(port, now)
         self._half_open.pop(port, None)
-        self.paths.leave(port)
+        self.sweeper.begin(self._old_paths, now)  # until it comes by, paths over what is not online are not used
         self.unverified.leave(port)
         if self.transport is not None:
             self.transport.detach(port)
@@ -591,25 +614,18 @@ class Engine:
                 sent = port.send(raw) or sent
         return sent
 
-    def ban(self, identity: bytes, ban: Ban) -> None:
-        """Take no more announces of an identity, and give up the paths to its destinations.  Protocol 02, 14."""
-        self.ban_all({identity: ban})
+    def ban(self, identity: bytes, ban: Ban, now: float) -> None:
+        """Take no more announces of an identity, and give up the paths to its destinations.  Protocol 02, 14.
 
-    def ban_all(self, bans: Mapping[bytes, Ban]) -> None:
-        """As `ban`, for many at once. Stored paths must not come back, either (trap T14)."""
+        The paths go while time passes, all within some seconds: finding them takes a look at everything known.
+        """
+        self.ban_all({identity: ban}, now)
+
+    def ban_all(self, bans: Mapping[bytes, Ban], now: float) -> None:
+        """As `ban`, for many at once."""
         self.blackhole.bans.update(bans)
-        if not bans:
-            return
-        gone = {d for d, known in self.known.entries.items() if truncated(known.public_key) in bans}
-        for destination in gone:
-            self.paths.drop(destination)
-            if self.transport is not None:
-                self.transport.announces.forget(destination)
-                self.transport.tunnels.forget(destination)
-        if gone:
-            self.stored_paths = {
-                port: [item for item in items if item[0] not in gone] for port, items in self.stored_paths.items()
-            }
+        if bans:
+            self.sweeper.begin(self._banned, now)
 
     # ------------------------------------------------------------------ what links and receipts report
 

@@ -5,7 +5,7 @@ Protocol 01, section 2.3; protocol 02, sections 2.4 and 6.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
@@ -112,23 +112,15 @@ class PathTable:
         """Forget a path. False if there was none."""
         return self.paths.pop(destination, None) is not None
 
-    def clean(self, unix_time: float) -> list[bytes]:
-        """Remove what has expired; returns the destinations."""
-        gone = [
-            destination
-            for destination, path in self.paths.items()
-            if unix_time > path.heard_at + PATH_LIFETIME_BY_MODE.get(path.port.mode, PATH_LIFETIME)
-        ]
-        for destination in gone:
-            del self.paths[destination]
-        return gone
-
-    def leave(self, port: Port) -> list[bytes]:
-        """Remove every path over `port`; returns the destinations."""
-        gone = [destination for destination, path in self.paths.items() if path.port is port]
-        for destination in gone:
-            del self.paths[destination]
-        return gone
+    def clean(self, unix_time: float, destinations: Iterable[bytes]) -> None:
+        """Remove those of these paths that have expired or whose interface is gone."""
+        paths = self.paths
+        for destination in destinations:
+            path = paths.get(destination)
+            if path is not None and (
+                path.port.gone or unix_time > path.heard_at + PATH_LIFETIME_BY_MODE.get(path.port.mode, PATH_LIFETIME)
+            ):
+                del paths[destination]
 
 
 @dataclass(slots=True)
@@ -160,18 +152,18 @@ class KnownTable:
             known.used_at = unix_time
         return known
 
-    def clean(self, unix_time: float, with_path: dict[bytes, Path]) -> list[bytes]:
-        """Remove what nobody needs any more; returns the destinations."""
-        gone = [d for d in self._removable(unix_time) if d not in with_path]
-        for destination in gone:
-            del self.entries[destination]
-            self.ratchets.pop(destination, None)
-        return gone
+    def clean(self, unix_time: float, with_path: dict[bytes, Path], destinations: Iterable[bytes]) -> None:
+        """Remove those of these destinations that nobody needs any more."""
+        for destination in destinations:
+            known = self.entries.get(destination)
+            if known is not None and destination not in with_path and _is_old(known, unix_time):
+                del self.entries[destination]
+                self.ratchets.pop(destination, None)
 
-    def _removable(self, unix_time: float) -> Iterator[bytes]:
-        for destination, known in self.entries.items():
-            if known.used_at == 0:
-                if unix_time > known.heard_at + NEVER_USED_LIFETIME:
-                    yield destination
-            elif known.used_at != RETAINED and unix_time > known.used_at + UNUSED_LIFETIME:
-                yield destination
+
+def _is_old(known: Known, unix_time: float) -> bool:
+    if known.used_at == RETAINED:
+        return False
+    if known.used_at == 0:
+        return unix_time > known.heard_at + NEVER_USED_LIFETIME
+    return unix_time > known.used_at + UNUSED_LIFETIME

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 IDLE_LIFETIME: Final = 900.0  # seconds a validated entry lives after the last packet it relayed
 UNPROVED_LIMIT: Final = 4096  # requests waiting for their proof; the oldest of whoever has most gives way
 PROVED_LIMIT: Final = 65536  # links that run; the longest idle of whoever has most give way to those of others
+CLEANED: Final = 1024  # running links looked at in a cleaning: with a full table, each within six minutes
 EVICTED: Final = 64  # running links that give way at a time: finding them takes a look at all
 
 _KEYS: Final = 64  # bytes of a link request's data before the signalling
@@ -84,6 +85,8 @@ class LinkTable:
         self.proved: dict[bytes, LinkEntry] = {}  # at most PROVED_LIMIT
         self._asked: dict[Port, dict[bytes, None]] = {}  # link ids of `unproved` by the previous port, oldest first
         self._running: Counter[Port] = Counter()  # entries of `proved` by the previous port
+        self._over: dict[Port, dict[bytes, None]] = {}  # link ids of both tables by either port
+        self._cleaning: list[bytes] = []  # link ids of `proved` that this round has not looked at yet
 
     def __contains__(self, identifier: bytes) -> bool:
         return identifier in self.proved or identifier in self.unproved
@@ -114,6 +117,8 @@ class LinkTable:
             most = max(self._asked.values(), key=len)
             self._forget(self.unproved[next(iter(most))])
         self.unproved[identifier] = LinkEntry(identifier, packet.destination, port, hops, path, now)
+        for end in (port, path.port):
+            self._over.setdefault(end, {})[identifier] = None
         self._asked.setdefault(port, {})[identifier] = None
         if path.hops > 1:
             head = bytes((packet.flags, hops)) + path.next_hop
@@ -151,7 +156,7 @@ class LinkTable:
                 entry.remaining = hops
                 if path is not None:
                     path.hops = hops
-            self._forget(entry)
+            self._forget_request(entry)
             entry.validated = True
             entry.used_at = now
             self.proved[entry.link_id] = entry
@@ -171,25 +176,47 @@ class LinkTable:
     def _forget(self, entry: LinkEntry) -> None:
         """Out of the tables."""
         port = entry.previous_port
-        if self.unproved.pop(entry.link_id, None) is not None:
-            asked = self._asked[port]
-            del asked[entry.link_id]
-            if not asked:
-                del self._asked[port]
+        if entry.link_id in self.unproved:
+            self._forget_request(entry)
         elif self.proved.pop(entry.link_id, None) is not None:
             self._running[port] -= 1
             if not self._running[port]:
                 del self._running[port]
+        for end in (port, entry.next_port):
+            over = self._over.get(end)
+            if over is not None:
+                over.pop(entry.link_id, None)
+                if not over:
+                    del self._over[end]
+
+    def _forget_request(self, entry: LinkEntry) -> None:
+        """It waits no more."""
+        del self.unproved[entry.link_id]
+        asked = self._asked[entry.previous_port]
+        del asked[entry.link_id]
+        if not asked:
+            del self._asked[entry.previous_port]
 
     def clean(self, now: float) -> list[LinkEntry]:
-        """Forget what is over. Returns the entries that never got their proof: their paths may be wrong."""
+        """Forget what is over. Returns the entries that never got their proof: their paths may be wrong.
+
+        Of the running links a part is looked at each time, so that nobody waits for a look at all.
+        """
         late = [entry for entry in self.unproved.values() if now > entry.deadline]
-        for entry in [*late, *(entry for entry in self.proved.values() if now > entry.used_at + IDLE_LIFETIME)]:
+        for entry in late:
             self._forget(entry)
+        if not self._cleaning:
+            self._cleaning = list(self.proved)
+        for identifier in self._cleaning[-CLEANED:]:
+            running = self.proved.get(identifier)
+            if running is not None and now > running.used_at + IDLE_LIFETIME:
+                self._forget(running)
+        del self._cleaning[-CLEANED:]
         return late
 
     def leave(self, port: Port) -> None:
         """`port` is gone, and every link over it."""
-        for table in (self.unproved, self.proved):
-            for entry in [entry for entry in table.values() if port in (entry.next_port, entry.previous_port)]:
+        for identifier in list(self._over.get(port, ())):
+            entry = self.get(identifier)
+            if entry is not None:
                 self._forget(entry)

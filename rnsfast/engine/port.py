@@ -87,6 +87,7 @@ class Port:
         "congested",
         "disguise",
         "drops",
+        "gone",
         "gravity",
         "hash",
         "hop",
@@ -142,6 +143,7 @@ class Port:
         self.hop = 1 if local is Local.NO else 0  # what a packet's way here counts (protocol 02, 12.1)
         self.disguise: Disguise | None = None  # for what is sent with no hops yet
         self.online = False
+        self.gone = False  # it was detached and does not come back
         self.congested = False
         self.wants_tunnel = False
         self.rx_packets = self.rx_bytes = self.tx_packets = self.tx_bytes = 0

@@ -96,7 +96,7 @@ class Blackholes:
             new = {i: ban for i, ban in bans.items() if i not in spared and not is_banned(i, unix_time)}
             if limit is not None:
                 new = dict(islice(new.items(), max(0, limit - len(engine.blackhole.bans))))
-            engine.ban_all(new)
+            engine.ban_all(new, now)
         return len(new)
 
     def _take_list(self, bans: Mapping[bytes, Ban]) -> int:

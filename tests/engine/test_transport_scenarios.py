@@ -147,7 +147,7 @@ class World:
     def blackhole_identity(self, step: dict[str, Any]) -> None:
         offset = step.get("until_offset")
         until = None if offset is None else self.now + self.engine.unix_offset + offset
-        self.engine.ban(unhex(step["identity"]), Ban(self.engine.transport_id, until))
+        self.engine.ban(unhex(step["identity"]), Ban(self.engine.transport_id, until), self.now)
 
     def remove_interface(self, step: dict[str, Any]) -> None:
         self.engine.detach(self.ports.pop(step["if"]), self.now)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rnsfast import Identity, Node
+from rnsfast.engine.port import Port
 from rnsfast.engine.requests import Policy, RequestArrived, RequestHandler, respond
 from rnsfast.engine.transport.blackhole import Ban
 from rnsfast.node.config import NodeConfig
@@ -252,9 +253,12 @@ def test_stored_paths_to_a_banned_identity_do_not_come_back(clock: Clock) -> Non
             engine.stored_paths[b"i" * 32] = list(paths.items())
             engine.transport.tunnels.restore(b"t" * 32, dict(paths), 1e12)
         pair.a.blackhole(who.hash)
-        assert [destination for destination, _ in engine.stored_paths[b"i" * 32]] == [mine]
         assert [list(tunnel.paths) for tunnel in engine.transport.tunnels.tunnels.values()] == [[mine]]
         assert pair.a.has_path(mine) and not pair.a.has_path(theirs)
+        with pair.a._reactor.turn as now:
+            engine.paths.paths.clear()
+            engine.attach(Port("i", interface_hash=b"i" * 32), now)
+            assert list(engine.paths.paths) == [mine]
 
 
 def test_a_node_that_waits_for_a_source_stops_at_once(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -372,7 +372,7 @@ def test_a_node_hears_of_the_interfaces_of_another(clock: Clock) -> None:
         assert (found["name"], found["reachable_on"], found["port"]) == ("a node", "h.example", 4242)
         assert found["status"] == "available" and found["impl_name"] == "rnsfast"
         assert pair.a.discovered_interfaces() == [found]
-        pair.a._engine.ban(bytes.fromhex(found["network_id"]), Ban(bytes(16)))
+        pair.a._engine.ban(bytes.fromhex(found["network_id"]), Ban(bytes(16)), pair.a._reactor.now())
         assert pair.a.discovered_interfaces() == []
         assert pair.b.discovered_interfaces() == []
     finally:

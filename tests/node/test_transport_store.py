@@ -268,7 +268,7 @@ def test_a_blackholed_identity_has_no_paths_after_a_restart(storage: Storage) ->
     before.transport.tunnels.restore(b"t" * 32, dict(paths), time.time() + 100)
     TransportStore(storage, threading.Lock()).save(before)
     after = engine()
-    after.ban(truncated(path.announce[19:83]), Ban(bytes(16)))
+    after.ban(truncated(path.announce[19:83]), Ban(bytes(16)), 0.0)
     assert set(loaded(storage, after)) == set(paths) - {banned}
     assert after.transport is not None
     assert [set(tunnel.paths) for tunnel in after.transport.tunnels.tunnels.values()] == [set(paths) - {banned}]

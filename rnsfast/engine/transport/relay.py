@@ -75,23 +75,19 @@ class ReverseTable:
         return len(self._current) + len(self._previous)
 
     def get(self, key: bytes) -> tuple[Port, Port] | None:
-        """Look up."""
-        return self._current.get(key) or self._previous.get(key)
+        """Look up. None if there is no way back: the interface is down, or gone."""
+        ways = self._current.get(key) or self._previous.get(key)
+        return ways if ways is not None and ways[0].online else None
 
     def forget(self, key: bytes) -> None:
         """One proof has gone back, whatever it is worth."""
         if self._current.pop(key, None) is None:
             self._previous.pop(key, None)
 
-    def leave(self, port: Port) -> None:
-        """`port` is gone."""
-        for table in (self._current, self._previous):
-            for key in [key for key, ways in table.items() if port in ways]:
-                del table[key]
-
     def items(self) -> list[tuple[bytes, tuple[Port, Port]]]:
-        """For looking."""
-        return [*self._previous.items(), *self._current.items()]
+        """For looking: those whose interfaces are both there."""
+        entries = (*self._previous.items(), *self._current.items())
+        return [(key, ways) for key, ways in entries if ways[0].online and ways[1].online]
 
 
 class Relay:

@@ -64,12 +64,11 @@ class Searches:
             self.in_flight.pop(destination, None)
             self._answer(port, request, path, now)
             return
-        asked_at = self.in_flight.pop(destination, -inf)
-        if now - asked_at < (PATIENCE if is_client else IN_FLIGHT):
-            self.in_flight[destination] = asked_at
+        if now - self.in_flight.get(destination, -inf) < (PATIENCE if is_client else IN_FLIGHT):
             if not limited and (is_client or transport.carries):
                 self._join(port, destination, now)
             return
+        self.in_flight.pop(destination, None)
         if len(self.in_flight) >= IN_FLIGHT_LIMIT:
             del self.in_flight[next(iter(self.in_flight))]
         self.in_flight[destination] = now

@@ -96,7 +96,6 @@ class Transport:
     def lost(self, port: Port) -> None:
         """An interface is down, or gone: what runs over it ends here."""
         self.links.leave(port)
-        self.relay.reverse.leave(port)
         self.searches.leave(port)
         self.announces.leave(port)
         self.tunnels.leave(port)

@@ -21,6 +21,7 @@ LIMIT: Final = 4096  # tunnels; the one longest silent gives way
 PATHS: Final = 16_384  # paths a tunnel; the oldest gives way
 BLOBS: Final = 32  # random blobs a stored path keeps
 HEARD: Final = 4096  # synthesis packets remembered, two generations of this many
+CLEANED: Final = 2048  # paths looked at in a cleaning, and the rest of a tunnel that was begun
 VERIFIED_AT_ONCE: Final = 8  # signatures an interface may have verified in a row,
 VERIFIED_EVERY: Final = 1.0  # seconds after which there is one more: a peer sends one a connection
 
@@ -42,6 +43,7 @@ class Tunnels:
         self._transport = transport
         self.tunnels: dict[bytes, Tunnel] = {}  # at most LIMIT
         self._by_port: dict[Port, Tunnel] = {}
+        self._cleaning: list[bytes] = []  # tunnels that this round has not looked at yet
         self._heard = HashMemory(HEARD)
         self._verified: dict[Port, float] = {}  # up to when an interface has used up its verifications
 
@@ -140,9 +142,16 @@ class Tunnels:
         self._verified.pop(port, None)
 
     def clean(self, unix_time: float) -> None:
-        """Forget what is over: silent tunnels, old paths, paths older than the active ones."""
-        active = self._transport.engine.paths.paths
-        for identifier, tunnel in list(self.tunnels.items()):
+        """Forget what is over: silent tunnels, old paths, paths older than the active ones. A part each time."""
+        active, looked = self._transport.engine.paths.paths, 0
+        if not self._cleaning:
+            self._cleaning = list(self.tunnels)
+        while self._cleaning and looked < CLEANED:
+            identifier = self._cleaning.pop()
+            tunnel = self.tunnels.get(identifier)
+            if tunnel is None:
+                continue
+            looked += 1 + len(tunnel.paths)
             if unix_time > tunnel.expires_at or tunnel.expires_at > unix_time + 2 * LIFETIME:
                 self._drop(identifier)
                 continue
