@@ -389,7 +389,7 @@ class Engine:
         problem = proof if isinstance(proof, Drop) else link.receive_proof(port, proof, raw[1] + port.hop, now)
         if problem is not None:
             port.drops[problem] += 1
-        elif (path := self.paths.paths.get(link.destination.hash)) is not None:
+        elif (path := self.paths.paths.get(link.destination.hash)) is not None and path.port is port:
             path.hops = link.hops
 
     def _receive_one(self, port: Port, raw: bytes, now: float) -> None:

@@ -154,7 +154,7 @@ class LinkTable:
                 return Drop.LINK_TABLE_FULL
             if hops != entry.remaining:
                 entry.remaining = hops
-                if path is not None:
+                if path is not None and path.port is port:  # it may lead another way by now
                     path.hops = hops
             self._forget_request(entry)
             entry.validated = True

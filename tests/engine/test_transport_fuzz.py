@@ -1,4 +1,5 @@
-"""A transport node under mutated traffic: nothing raises, nothing grows without bound, nothing forbidden goes out.
+"""Transport nodes and shared instances under mutated traffic: nothing raises, nothing grows without bound, nothing
+forbidden goes out.
 
 What is fed in is valid traffic of a small network that the test plays by itself (announces, path requests, link
 requests and proofs, link data, packets in transport, proofs, tunnels), with some of it cut, flipped, repeated,
@@ -10,6 +11,8 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -17,7 +20,7 @@ from rnsfast.crypto.identity import Identity
 from rnsfast.engine.engine import Engine
 from rnsfast.engine.known import PATH_LIMIT, Path, PathTable
 from rnsfast.engine.linktable import PROVED_LIMIT, UNPROVED_LIMIT
-from rnsfast.engine.port import Mode, Policy, Port
+from rnsfast.engine.port import Local, Mode, Policy, Port
 from rnsfast.engine.transport import outlets, rates, rebroadcast, search, tunnels
 from rnsfast.engine.transport.relay import REVERSE_GENERATION
 from rnsfast.wire.announce import Announce, build_announce, random_blob, signed_data
@@ -92,7 +95,11 @@ class Traffic:
     def packet(self) -> bytes:
         raw = make_raw(SINGLE << 2 | DATA, self.destination()[2], CTX_NONE, self.random.randbytes(80))
         self.sent.append(packet_hash(raw))
-        return self.in_transport(raw)
+        return self.sometimes_in_transport(raw)
+
+    def sometimes_in_transport(self, raw: bytes) -> bytes:
+        """Straight to its destination it goes on only to programs behind a shared instance."""
+        return raw if self.random.random() < 0.3 else self.in_transport(raw)
 
     def proof(self) -> bytes:
         target = self.random.choice(self.sent) if self.sent else self.random.randbytes(32)
@@ -105,7 +112,7 @@ class Traffic:
         raw = make_raw(LINKREQUEST, destination, CTX_NONE, build_link_request(LinkRequest(*keys, mtu, MODE_AES256_CBC)))
         signalling = b"" if mtu is None else encode_signalling(mtu, MODE_AES256_CBC)
         self.requests.append((link_id(raw), owner, signalling))
-        return self.in_transport(raw)
+        return self.sometimes_in_transport(raw)
 
     def link_proof(self) -> bytes:
         if not self.requests:
@@ -171,6 +178,7 @@ def body_of(raw: bytes) -> bytes:
     return raw[18:] if raw[0] & HEADER_2 else raw[2:]
 
 
+Fed = dict[bytes, set[tuple[int, bool]]]  # what came in: hops as counted, whether from a program behind us
 Ways = dict[bytes, set[tuple[Port, bytes]]]  # destination to every (interface, next hop) its path ever had
 
 
@@ -186,29 +194,47 @@ class NotedPaths(PathTable):
         super().put(destination, path)
 
 
-def check_sent(engine: Engine, port: Port, raw: bytes, fed: dict[bytes, set[int]], ways: Ways) -> None:
-    """The rules for what a transport node without local destinations may send."""
+def check_sent(engine: Engine, port: Port, raw: bytes, fed: Fed, ways: Ways) -> None:
+    """The rules for what a node without local destinations may send."""
     assert 20 <= len(raw) <= port.hw_mtu, raw.hex()
     assert raw[1] < 128
-    kind, target = raw[0] & 3, raw[0] >> 2 & 3
+    kind, target, to_client = raw[0] & 3, raw[0] >> 2 & 3, port.local is Local.CLIENT
+    hops = {raw[1]}  # that it may have had when it came, counted
+    if engine.local_hops_delta and not to_client:
+        assert raw[1] or target == PLAIN, "it should seem to come from further away"
+        if raw[1] == engine.local_hops_delta:
+            hops.add(0)
     if kind == ANNOUNCE:
         assert len(raw) <= MTU and raw[0] & 0xDF == 0x51 and raw[2:18] == engine.transport_id and target == SINGLE
         assert raw[34] in (CTX_NONE, CTX_PATH_RESPONSE)
+        assert engine.carries or to_client or from_client(fed, lambda known, _: known[17:] == raw[35:])
         return
     if target == PLAIN:
-        assert raw[:2] == b"\x08\x00" and raw[2:18] == PATH_REQUEST_DESTINATION and 51 < len(raw) <= 67, raw.hex()
-        assert raw[35:51] == engine.transport_id
+        assert raw[0] & 0xDF == 0x08, raw.hex()
+        if raw[2:18] == PATH_REQUEST_DESTINATION:
+            size = 67 if engine.carries else 51
+            assert raw[1] == 0 and len(raw) <= size and len(raw) > size - 16, raw.hex()
+            assert not engine.carries or raw[35:51] == engine.transport_id
+        else:
+            assert raw[2:18] != TUNNEL_DESTINATION and (
+                to_client or from_client(fed, lambda known, _: known == raw[2:])
+            )
         return
     assert target in (SINGLE, LINK), raw.hex()
     body = body_of(raw)
-    if kind == LINKREQUEST:
-        wanted = {body[:81], body}  # what signals the MTU may change on the way
-        hops = {n for known, counts in fed.items() for n in counts if known in wanted or known[:81] == body[:81]}
-    else:
-        hops = fed.get(body, set())
-    assert raw[1] - 1 in hops, f"{raw.hex()} was not received with {raw[1] - 1} hops"
+    # What signals the MTU may change on the way.
+    size = 81 if kind == LINKREQUEST else max(len(body), 1)
+    came = {way for known, found in fed.items() if known[:size] == body[:size] for way in found}
+    assert hops & {counted for counted, _ in came}, f"{raw.hex()} was not received with {hops} hops"
+    if not engine.carries and not to_client:
+        assert any(client for counted, client in came if counted in hops), f"{raw.hex()} was for others to carry"
     if raw[0] & HEADER_2:
-        assert (port, raw[2:18]) in ways[raw[18:34]]
+        assert (port, raw[2:18]) in ways[raw[18:34]] or (to_client and raw[2:18] == engine.transport_id)
+
+
+def from_client(fed: Fed, matches: Callable[[bytes, int], bool]) -> bool:
+    """Whether something like that came from a program behind us."""
+    return any(client and matches(known, counted) for known, found in fed.items() for counted, client in found)
 
 
 def check_bounds(engine: Engine) -> None:
@@ -221,13 +247,23 @@ def check_bounds(engine: Engine) -> None:
     assert len(transport.announces._heap) <= 4 * len(transport.announces.entries) + 4096
     assert len(transport.searches.in_flight) <= search.IN_FLIGHT_LIMIT
     assert len(transport.searches.waiting) <= search.WAITING_LIMIT
+    assert len(transport.searches.awaited) <= len(engine.paths.paths) + 200
     assert len(transport.rates.entries) <= rates.LIMIT and len(transport.tunnels.tunnels) <= tunnels.LIMIT
     for port in engine.ports:
         assert len(transport.outlets[port].queue) <= outlets.QUEUE_LIMIT
         assert len(transport.intakes[port].held) <= port.policy.ic_max_held_announces
 
 
-def fuzz(seed: int, rounds: int) -> int:
+ROLES: dict[str, dict[str, Any]] = {
+    "transport": {"transport": True},
+    "instance": {"transport": True, "shared_instance": True},
+    "plain instance": {"shared_instance": True},
+    "plain instance in disguise": {"shared_instance": True, "local_hops_delta": 5},
+    "instance in disguise": {"transport": True, "shared_instance": True, "local_hops_delta": 2},
+}
+
+
+def fuzz(seed: int, rounds: int, role: str) -> int:
     """How many packets went out."""
     dice = random.Random(seed)
     engine = Engine(
@@ -236,19 +272,21 @@ def fuzz(seed: int, rounds: int) -> int:
         unix_offset=UNIX,
         entropy=random.Random(seed + 1).randbytes,
         transport_identity=Identity(entropy=random.Random(seed + 2).randbytes),
-        transport=True,
+        **ROLES[role],
     )
     traffic = Traffic(seed, engine.transport_id)
     ports = [
         Port(f"port {n}", mode=mode, hw_mtu=1064, policy=Policy(announce_rate_target=3600 if n else None))
         for n, mode in enumerate(MODES)
     ]
+    if "instance" in role:
+        ports += [Port(f"program {n}", hw_mtu=262_144, local=Local.CLIENT) for n in range(2)]
     for port in ports:
         port.online = True
         engine.attach(port, 0.0)
     engine.paths = NotedPaths()
     ways = engine.paths.ways
-    fed: dict[bytes, set[int]] = {}
+    fed: Fed = {}
     order: deque[bytes] = deque()
     old: deque[bytes] = deque(maxlen=300)
     now, out = 0.0, 0
@@ -258,13 +296,14 @@ def fuzz(seed: int, rounds: int) -> int:
         ]
         dice.shuffle(batch)
         old.extend(batch)
+        source = dice.choice(ports)
         for raw in batch:
             if len(raw) > 2:
                 body = body_of(raw)
                 if body not in fed:
                     order.append(body)
-                fed.setdefault(body, set()).add(raw[1])
-        engine.receive(dice.choice(ports), batch, now)
+                fed.setdefault(body, set()).add((raw[1] + source.hop, source.local is Local.CLIENT))
+        engine.receive(source, batch, now)
         if dice.random() < 0.02:
             port = dice.choice(ports)
             port.online = not port.online
@@ -287,9 +326,10 @@ def fuzz(seed: int, rounds: int) -> int:
     return out
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_mutated_traffic_breaks_no_rule(seed: int) -> None:
-    assert fuzz(seed, 400) > 50
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("seed", range(3))
+def test_mutated_traffic_breaks_no_rule(seed: int, role: str) -> None:
+    assert fuzz(seed, 400, role) > 50
 
 
 @pytest.mark.soak
@@ -297,5 +337,5 @@ def test_mutated_traffic_breaks_no_rule(seed: int) -> None:
 def test_ten_minutes_of_mutated_traffic() -> None:
     end, seed = time.monotonic() + 600, 1000
     while time.monotonic() < end:
-        fuzz(seed, 3000)
+        fuzz(seed, 3000, list(ROLES)[seed % len(ROLES)])
         seed += 1

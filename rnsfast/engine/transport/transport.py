@@ -32,12 +32,15 @@ from rnsfast.wire.packet import (
     CTX_NONE,
     CTX_PATH_RESPONSE,
     DATA,
+    HEADER_2,
     LINK,
     LINKREQUEST,
+    MAX_HOPS,
     MTU,
     PLAIN,
     PROOF,
     SINGLE,
+    TRANSPORT,
     Packet,
 )
 from rnsfast.wire.pathrequest import PathRequest
@@ -134,13 +137,17 @@ class Transport:
     def _broadcast(self, port: Port, packet: Packet, raw: bytes, now: float) -> bool:
         """A PLAIN packet: between the network and the programs behind us it is passed on as it is, counted nowhere."""
         if packet.destination == TUNNEL_DESTINATION:
-            if self.carries:
+            if self.carries and port.local is Local.NO:
                 self.tunnels.receive(port, packet.data, now)
                 self.wake(now + CLEANING)
             return True
-        if self.clients and packet.transport_id is None:
+        if self.clients and not packet.flags & (HEADER_2 | TRANSPORT):
             for out in self.engine.ports if port.local is Local.CLIENT else self.clients:
-                if out is not port and out.online and out.outgoing:
+                if out is port or not out.online or not out.outgoing:
+                    continue
+                if len(raw) > out.hw_mtu:
+                    port.drops[Drop.TX_TOO_LARGE] += 1
+                else:
                     out.send(raw)
         return False
 
@@ -227,6 +234,8 @@ class Transport:
 
     def _tell_clients(self, source: Port, destination: bytes, path: Path, announce: bytes) -> None:
         """At once, and as an announce even if it was the answer to somebody's question.  Protocol 02, section 12.3."""
+        if path.hops >= MAX_HOPS:
+            return  # nobody would take it
         flag, data = payload_of(announce)
         raw = packet_of(self.engine.transport_id, destination, path.hops, flag, CTX_NONE, data)
         if len(raw) > MTU:
