@@ -6,10 +6,10 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from rnsfast.crypto.identity import Identity
-from rnsfast.engine.announcequeue import Unverified
 from rnsfast.engine.destination import Destination, Direction
 from rnsfast.engine.events import AnnounceHeard
 from rnsfast.engine.filter import HashMemory
+from rnsfast.engine.inbound import TrafficClass, Unverified
 from rnsfast.engine.known import BLOBS_KEPT, PATH_LIFETIME, PATH_LIFETIME_BY_MODE, Known, Path, takes
 from rnsfast.engine.port import Local, Mode
 from rnsfast.wire.announce import (
@@ -182,7 +182,7 @@ class Announcing:
             if digest + raw[:1] in self._verified:
                 self.valid(item, now)
             else:
-                engine.unverified.put(item)
+                engine.inbound.put(TrafficClass.INGRESS_LIMITED if released else TrafficClass.ANNOUNCE, port, item)
 
     def _is_from_the_future(self, announce: Announce, unix_time: float) -> bool:
         """It would keep the destination's later announces out until its path expires (02, trap T4)."""

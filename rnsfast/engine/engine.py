@@ -17,13 +17,13 @@ from rnsfast.crypto.entropy import Entropy, system_entropy
 from rnsfast.crypto.hashes import truncated
 from rnsfast.crypto.identity import Identity
 from rnsfast.crypto.x25519 import X25519Key
-from rnsfast.engine.announcequeue import AnnounceQueue, Unverified
 from rnsfast.engine.announcing import Announcing
 from rnsfast.engine.channel import Channel
 from rnsfast.engine.destination import Destination, Direction, ProofStrategy
 from rnsfast.engine.disguise import Disguise
 from rnsfast.engine.events import Listener, PacketArrived
 from rnsfast.engine.filter import HashMemory
+from rnsfast.engine.inbound import Inbound, Item, TrafficClass, Unverified
 from rnsfast.engine.known import KnownTable, Path, PathTable
 from rnsfast.engine.link import Link
 from rnsfast.engine.linkstate import INITIATOR_STALE_FLOOR, Cause, State, initiator_timeout, responder_timeout
@@ -108,6 +108,7 @@ class Engine:
         shared_instance: bool = False,
         behind_instance: bool = False,
         local_hops_delta: int = 0,
+        queue_lengths: Mapping[TrafficClass, int] | None = None,
     ) -> None:
         """`transport`: carry other people's packets. `shared_instance`: serve programs behind `Local.CLIENT` ports.
 
@@ -137,7 +138,7 @@ class Engine:
         self.known = KnownTable()
         self.paths = PathTable()
         self.announcing = Announcing(self)
-        self.unverified = AnnounceQueue()  # announces whose signatures are to be verified; see `verify`
+        self.inbound = Inbound(queue_lengths)  # announces and path requests that wait for their turn; see `verify`
         self.blackhole = Blackhole()
         self.stored_paths: dict[bytes, list[tuple[bytes, Path]]] = {}  # by interface hash: until that is there
         self.transport = Transport(self, carries=transport) if transport or shared_instance else None
@@ -218,7 +219,7 @@ class Engine:
         self._lost(port, now)
         self._half_open.pop(port, None)
         self.sweeper.begin(self._old_paths, now)  # until it comes by, paths over what is not online are not used
-        self.unverified.leave(port)
+        self.inbound.leave(port)
         if self.transport is not None:
             self.transport.detach(port)
         self.dirty.discard(port)
@@ -289,19 +290,26 @@ class Engine:
         if packets:
             self.intake(port, packets, now)
             self.settle_now(now)
-        while self.unverified:
-            items = self.unverified.take()
+        while self.inbound:
+            items = self.inbound.take()
             self.verified(items, self.verify(items), now)
 
     @staticmethod
-    def verify(items: list[Unverified]) -> list[bool]:
-        """Which announces have a valid signature. Needs no lock; `unverified.take()` before and `verified` after do."""
-        return [item.identity.verify(item.announce.signature, signed_data(item.announce)) for item in items]
+    def verify(items: list[Item]) -> list[bool]:
+        """Which announces have a valid signature. Needs no lock; `inbound.take()` before and `verified` after do."""
+        return [
+            not isinstance(item, Unverified)
+            or item.identity.verify(item.announce.signature, signed_data(item.announce))
+            for item in items
+        ]
 
-    def verified(self, items: list[Unverified], verdicts: list[bool], now: float) -> None:
-        """Make of announces what there is to be made of them."""
+    def verified(self, items: list[Item], verdicts: list[bool], now: float) -> None:
+        """Make of announces and path requests what there is to be made of them."""
         for item, valid in zip(items, verdicts, strict=True):
-            if valid:
+            if not isinstance(item, Unverified):
+                if self.transport is not None and not item.port.gone:
+                    self.transport.path_asked(item, now)
+            elif valid:
                 self.announcing.valid(item, now)
             else:
                 item.port.drops[Drop.ANNOUNCE_SIGNATURE] += 1

@@ -43,7 +43,7 @@ class Membership:
         """The instance is gone, and with it every path; the next one has its own."""
         engine = self._engine
         engine.paths.paths.clear()
-        engine.unverified.leave(port)
+        engine.inbound.leave(port)
         engine.announcing.forget_requests()
 
     def advance(self, now: float) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
+from rnsfast.engine.inbound import TrafficClass
 from rnsfast.errors import ConfigError, StorageError
 from rnsfast.interfaces.common import LIMITS, MODES, Defaults
 from rnsfast.node.configdefault import DEFAULT_CONFIG, LAYOUT
@@ -101,7 +102,7 @@ class NodeConfig:
     ic_pr_burst_freq: float | None = None  # Hz
     egress_control: bool | None = None
     ec_pr_freq: float | None = None  # Hz
-    # inbound queues, packets
+    # inbound queues, packets an interface; data does not wait in one
     qlen_in_data: int | None = None
     qlen_in_announce: int | None = None
     qlen_in_pr: int | None = None
@@ -114,6 +115,16 @@ class NodeConfig:
         """The level to log at, 0..8: `override` if given, else the file's with the program's verbosity added."""
         level = override if override is not None else self.loglevel + verbosity
         return min(max(level, 0), MAX_LOGLEVEL)
+
+    @property
+    def queue_lengths(self) -> dict[TrafficClass, int]:
+        """How many packets of an interface may wait for their turn, by class, where that was set."""
+        lengths = {
+            TrafficClass.ANNOUNCE: self.qlen_in_announce,
+            TrafficClass.PATH_REQUEST: self.qlen_in_pr,
+            TrafficClass.INGRESS_LIMITED: self.qlen_in_il,
+        }
+        return {kind: length for kind, length in lengths.items() if length is not None}
 
     def interface_defaults(self) -> Defaults:
         """What interface sections fall back on. Options that are not set here, or 0, leave the built-in value."""
@@ -339,6 +350,8 @@ def _node_config(main: Section, logging: Section, warnings: list[str]) -> NodeCo
         values[key] = _hashes(main, key)
     if values["respond_to_probes"] and not values["enable_transport"]:
         warnings.append(main.note("respond_to_probes", "has no effect without enable_transport"))
+    if values["qlen_in_data"] is not None:
+        warnings.append(main.note("qlen_in_data", "has no effect: data is handled before more is read"))
     if values["autoconnect_discovered_interfaces"] and not values["discover_interfaces"]:
         warnings.append(main.note("autoconnect_discovered_interfaces", "has no effect without discover_interfaces"))
     warnings += unknown_options(main, RETICULUM_KEYS)

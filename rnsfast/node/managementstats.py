@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from rnsfast.engine.engine import Engine
+from rnsfast.engine.inbound import Inbound, TrafficClass
 from rnsfast.engine.known import Path
 from rnsfast.engine.port import Port
 from rnsfast.engine.transport.rates import Rate
@@ -30,9 +31,12 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-_NOUGHT: Final = _names(
-    "rxqt rxqd rxqa rxqp rxqil rxqtd rxqdd rxqad rxqpd rxqild tqpressure dqpressure aqpressure pqpressure ilqpressure"
-)
+#: Waiting, dropped, how full; data does not wait.
+_QUEUES: Final = {
+    TrafficClass.ANNOUNCE: _names("rxqa rxqad aqpressure"),
+    TrafficClass.PATH_REQUEST: _names("rxqp rxqpd pqpressure"),
+    TrafficClass.INGRESS_LIMITED: _names("rxqil rxqild ilqpressure"),
+}
 
 #: What is counted of an interface: received and sent; of all packets, announces, path requests.
 _BYTES: Final = _names("rxb txb arxb atxb prxb ptxb")
@@ -96,10 +100,11 @@ class Statistics:
                     tables[-1]["txbuffered"] = _waiting(state, port)
                     for key in totals:
                         totals[key] += counts[key if key in counts else _FREQUENCIES.get(key, key)]
-        for table in tables:
-            for key in ("rxpps", "txpps"):
-                table.pop(key, None)
-        found: dict[str, Any] = {"interfaces": tables, **dict.fromkeys(_NOUGHT, 0), **totals, "txq": None, "rss": None}
+            for table in tables:
+                for key in ("rxpps", "txpps"):
+                    table.pop(key, None)
+            queues = _queues(engine.inbound)
+        found: dict[str, Any] = {"interfaces": tables, **totals, **queues, "txq": None, "rss": None}
         if engine.carries:
             found |= {
                 "transport_id": engine.transport_id,
@@ -126,6 +131,18 @@ class Statistics:
         for key, rate in zip(_RATES, rates[len(sizes) :], strict=True):
             found[_FREQUENCIES.get(key, key)] = rate
         return found
+
+
+def _queues(inbound: Inbound) -> dict[str, float]:
+    """What waits for its turn. Under the lock."""
+    found: dict[str, float] = dict.fromkeys(_names("rxqt rxqtd rxqd rxqdd dqpressure tqpressure"), 0)
+    for kind, (height, dropped, pressure) in _QUEUES.items():
+        lines = inbound.lines[kind]
+        found |= {height: len(lines), dropped: lines.dropped, pressure: lines.pressure}
+        found["rxqt"] += len(lines)
+        found["rxqtd"] += lines.dropped
+        found["tqpressure"] = max(found["tqpressure"], lines.pressure)
+    return found
 
 
 def _waiting(state: Mapping[str, Any], port: Port) -> int:

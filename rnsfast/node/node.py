@@ -161,6 +161,7 @@ class Node(ManagementApi):
             implicit_proofs=self.config.use_implicit_proof,
             transport=self.config.enable_transport,
             local_hops_delta=random.choice(DELTAS) if self.config.local_hops_delta else 0,
+            queue_lengths=self.config.queue_lengths,
         )
         reactor.on_ports_changed = self._listener.port_changed
         self._reactor = self._live = reactor

@@ -117,7 +117,7 @@ class Reactor:
             for link in self.sinks:
                 link._arrived = []
             self.sinks = []
-        late = engine.timers.deadline < self._wake_at or bool(engine.unverified)
+        late = engine.timers.deadline < self._wake_at or bool(engine.inbound)
         self.lock.release()
         if ports is not None:
             for port in ports:
@@ -270,7 +270,7 @@ class Reactor:
         keep_heap()
         wait, callbacks = self._poller.wait, self._callbacks
         while not self._stopping:
-            timeout = 0.0 if self.engine.unverified else self._sleep_until_due()
+            timeout = 0.0 if self.engine.inbound else self._sleep_until_due()
             events = wait(timeout)
             self.wakeups += 1
             self._wake_at = 0.0
@@ -283,14 +283,14 @@ class Reactor:
                 self._make_calls(now)
             if self.engine.timers.deadline <= now:
                 _guard(self._run_timers)
-            if self.engine.unverified:
-                _guard(self._verify_announces)
+            if self.engine.inbound:
+                _guard(self._serve_waiting)
 
-    def _verify_announces(self) -> None:
+    def _serve_waiting(self) -> None:
         """A few at a time, and only after everything else: links do not wait for them."""
         engine = self.engine
         with self.lock:
-            items = engine.unverified.take()
+            items = engine.inbound.take()
         verdicts = engine.verify(items)
         with self.turn as now:
             engine.verified(items, verdicts, now)

@@ -72,6 +72,8 @@ class Drop(Enum):
     ANNOUNCE_HELD = "announce.held"
     ANNOUNCE_FUTURE = "announce.from_the_future"
     ANNOUNCE_OVERLOAD = "announce.overload"
+    PATH_REQUEST_OVERLOAD = "path_request.overload"
+    LIMITED_OVERLOAD = "ingress_limited.overload"
     # Links (protocol 03)
     NO_SUCH_LINK = "link.unknown"
     LINK_OTHER_PORT = "link.other_interface"

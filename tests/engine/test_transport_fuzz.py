@@ -311,8 +311,8 @@ def fuzz(seed: int, rounds: int, role: str) -> int:
         now += dice.choice((0.0, 0.01, 0.3, 6.0))
         traffic.now = now
         engine.run_timers(now)
-        while engine.unverified:
-            items = engine.unverified.take()
+        while engine.inbound:
+            items = engine.inbound.take()
             engine.verified(items, engine.verify(items), now)
         engine.dirty.clear()
         for port in ports:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from rnsfast.crypto.identity import Identity
-from rnsfast.engine import announcequeue, linktable
+from rnsfast.engine import linktable
 from rnsfast.engine.destination import Destination, Direction
 from rnsfast.engine.engine import HALF_OPEN_LIMIT
+from rnsfast.engine.inbound import LENGTHS, Asked, TrafficClass, Unverified
 from rnsfast.engine.linktable import UNPROVED_LIMIT
 from rnsfast.engine.port import Policy
 from rnsfast.engine.transport import rebroadcast, search, tunnels
@@ -67,11 +68,31 @@ def test_what_is_not_verified_yet_is_bounded_and_served_in_turn() -> None:
     flood = many(500, lambda n: announce(owner, str(n), UNIX))
     left = here.engine.relay(here.hostile, flood, 0.0)
     here.engine.intake(here.hostile, left, 0.0)
-    assert here.hostile.drops[Drop.ANNOUNCE_OVERLOAD] == 500 - announcequeue.LINE
+    assert here.hostile.drops[Drop.ANNOUNCE_OVERLOAD] == 500 - LENGTHS[TrafficClass.ANNOUNCE]
     news = announce(Identity(entropy=DICE.randbytes), "news", UNIX)
     here.engine.intake(here.right, [news], 0.0)
-    first = here.engine.unverified.take()
+    first = here.engine.inbound.take()
     assert any(item.raw == news for item in first), "the other interface is next in turn"
+
+
+def test_path_requests_wait_in_lines_of_their_own_and_no_flood_of_announces_keeps_them_there() -> None:
+    here = Besieged(Policy())
+    owner = Identity(entropy=DICE.randbytes)
+    questions = many(300, lambda n: request(DICE.randbytes(16), DICE.randbytes(16)))
+    here.engine.intake(here.hostile, questions, 0.0)
+    waiting = here.engine.inbound.lines
+    calm, limited = waiting[TrafficClass.PATH_REQUEST], waiting[TrafficClass.INGRESS_LIMITED]
+    assert 0 < len(calm) < 10 and len(limited) == limited.length  # from the fourth within a second on it is a burst
+    assert here.hostile.drops[Drop.LIMITED_OVERLOAD] == 300 - len(calm) - len(limited)
+    flood = many(500, lambda n: announce(owner, str(n), UNIX))
+    here.engine.intake(here.hostile, here.engine.relay(here.hostile, flood, 0.0), 0.0)
+    question = request(here.good[2:18], DICE.randbytes(16))
+    here.engine.intake(here.left, [question], 0.0)
+    first = here.engine.inbound.take()
+    assert any(isinstance(item, Asked) and item.port is here.left for item in first)
+    assert sum(isinstance(item, Unverified) for item in first) == 4
+    here.engine.verified(first, here.engine.verify(first), 0.0)
+    assert here.good[2:18] in here.transport.announces.answers
 
 
 def test_forged_signatures_cost_their_verification_and_nothing_else() -> None:

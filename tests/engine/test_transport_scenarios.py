@@ -120,8 +120,8 @@ class World:
         while self.now < end:
             self.now = min(end, self.now + STEP)
             self.engine.run_timers(self.now)
-            while self.engine.unverified:
-                items = self.engine.unverified.take()
+            while self.engine.inbound:
+                items = self.engine.inbound.take()
                 self.engine.verified(items, self.engine.verify(items), self.now)
 
     def originate(self, step: dict[str, Any]) -> None:

@@ -22,10 +22,10 @@ from itertools import pairwise
 from math import inf
 from typing import Any
 
-from rnsfast.engine.announcequeue import Unverified
 from rnsfast.engine.destination import Destination, ProofStrategy
 from rnsfast.engine.engine import Engine
 from rnsfast.engine.events import AnnounceHeard
+from rnsfast.engine.inbound import Item, Unverified
 from rnsfast.engine.port import Local, Policy, Port
 from rnsfast.engine.receipts import Status
 from rnsfast.wire.packet import ANNOUNCE
@@ -312,10 +312,10 @@ class Network(VirtualNet):
         """Something was done to `node`: carry what it sends, and note when it wants to be called."""
         engine = node.engine
         if not self._verify_seconds:
-            while engine.unverified:
-                items = engine.unverified.take()
+            while engine.inbound:
+                items = engine.inbound.take()
                 engine.verified(items, engine.verify(items), self.now)
-        elif engine.unverified and node not in self._verifying:
+        elif engine.inbound and node not in self._verifying:
             self._start_verifying(node)
         for port in sorted(engine.dirty, key=str):  # in an order that is the same in every run
             wire = self._wire_of.get(port)
@@ -334,11 +334,12 @@ class Network(VirtualNet):
             heappush(self._due, (due, next(self._numbers), node))
 
     def _start_verifying(self, node: SimNode) -> None:
-        items = node.engine.unverified.take()
+        items = node.engine.inbound.take()
         self._verifying[node] = []
-        self.call_at(self.now + self._verify_seconds * len(items), lambda: self._end_verifying(node, items))
+        announces = sum(isinstance(item, Unverified) for item in items)
+        self.call_at(self.now + self._verify_seconds * announces, lambda: self._end_verifying(node, items))
 
-    def _end_verifying(self, node: SimNode, items: list[Unverified]) -> None:
+    def _end_verifying(self, node: SimNode, items: list[Item]) -> None:
         waiting, engine = self._verifying.pop(node), node.engine
         engine.verified(items, engine.verify(items), self.now)
         for port, packets in waiting:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+from rnsfast.engine.inbound import Asked, TrafficClass
 from rnsfast.engine.known import Path
 from rnsfast.engine.port import Local, Mode
 from rnsfast.engine.transport.rebroadcast import packet_of, payload_of
@@ -50,12 +51,33 @@ class Searches:
         waiting = self.waiting.get(destination)
         return waiting is not None and now <= waiting.deadline
 
-    def requested(self, port: Port, request: PathRequest, tag: bytes, now: float) -> None:
-        """A request that is new, for a destination that is not ours."""
-        transport, destination = self._transport, request.destination
-        intake = transport.intakes[port]
+    def receive(self, port: Port, request: PathRequest, tag: bytes, now: float) -> None:
+        """A request that is new, for a destination that is not ours: cheap things at once, the rest in its turn."""
+        intake = self._transport.intakes[port]
         intake.requests.note(now)
         limited = intake.is_request_burst(now)
+        if not self._is_joined(port, request.destination, limited, now):
+            kind = TrafficClass.INGRESS_LIMITED if limited else TrafficClass.PATH_REQUEST
+            self._transport.engine.inbound.put(kind, port, Asked(port, request, tag, limited))
+            self._transport.wake(intake.due)
+
+    def _is_joined(self, port: Port, destination: bytes, limited: bool, now: float) -> bool:
+        """Whether the same was asked a short while ago and has no answer yet: then all wait for that one."""
+        asked_at = self.in_flight.get(destination)
+        is_client = port.local is Local.CLIENT
+        if asked_at is None or now - asked_at >= (PATIENCE if is_client else IN_FLIGHT):
+            return False
+        can_answer = is_client or self._transport.carries
+        if can_answer and self._transport.engine.paths.usable(destination) is not None:
+            return False
+        if can_answer and not limited:
+            self._join(port, destination, now)
+        return True
+
+    def handle(self, asked: Asked, now: float) -> None:
+        """Answer it, or ask others."""
+        port, request, tag, limited = asked.port, asked.request, asked.tag, asked.limited
+        transport, destination = self._transport, request.destination
         path = transport.engine.paths.usable(destination)
         is_client = port.local is Local.CLIENT
         if path is not None and path.hops == 0 and not is_client:
@@ -64,9 +86,7 @@ class Searches:
             self.in_flight.pop(destination, None)
             self._answer(port, request, path, now)
             return
-        if now - self.in_flight.get(destination, -inf) < (PATIENCE if is_client else IN_FLIGHT):
-            if not limited and (is_client or transport.carries):
-                self._join(port, destination, now)
+        if self._is_joined(port, destination, limited, now):
             return
         self.in_flight.pop(destination, None)
         if len(self.in_flight) >= IN_FLIGHT_LIMIT:

@@ -15,6 +15,7 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+from rnsfast.engine.inbound import Asked
 from rnsfast.engine.known import Path
 from rnsfast.engine.linktable import LinkEntry, LinkTable
 from rnsfast.engine.port import Local, Mode, Port
@@ -269,7 +270,11 @@ class Transport:
 
     def path_requested(self, port: Port, request: PathRequest, tag: bytes, now: float) -> None:
         """Somebody looks for a destination that is not ours."""
-        self.searches.requested(port, request, tag, now)
+        self.searches.receive(port, request, tag, now)
+
+    def path_asked(self, asked: Asked, now: float) -> None:
+        """Its turn has come."""
+        self.searches.handle(asked, now)
         self.wake(min(self.announces.due, now + CLEANING))
 
     def no_way(self, destination: bytes, port: Port, now: float) -> None:
