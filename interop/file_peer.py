@@ -271,6 +271,8 @@ class Reception:
             over = self.talk.ended.is_set()  # before reading: what came until now is read below
             while (got := self.reader.read(65536)) is not None and not ended:
                 ended = got == b""
+                if got and not self.size and self.options.events:
+                    say(json.dumps({"event": "begun", "size": len(got)}))
                 self.size += len(got)
                 self.digest.update(got)
                 file.write(got)
@@ -499,7 +501,9 @@ def main() -> int:
     one.add_argument("--print-hash", action="store_true", help="print the destination hash when it can be reached")
     one.add_argument("--allow", action="append", default=[], metavar="HASH", help="identity hash that may send")
     one.add_argument("--max-size", type=int, help="bytes")
-    one.add_argument("--events", action="store_true", help="print a JSON line when a transfer begins as well")
+    one.add_argument(
+        "--events", action="store_true", help="print JSON lines when a transfer is accepted and when bytes come"
+    )
     two = roles.add_parser("send")
     two.add_argument("file", help="path, or - for standard input")
     two.add_argument("hash", help="destination hash of the receiver")

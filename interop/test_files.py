@@ -161,7 +161,7 @@ def test_a_stock_receiver_that_dies_is_one_sentence(space: Workspace) -> None:
             assert sender.process.stdin is not None
             sender.process.stdin.write("x" * 1000)
             sender.process.stdin.flush()
-            receiver.line('"accepted"')
+            receiver.line('"begun"')
             receiver.process.kill()
             assert sender.wait() == Exit.FAILED
             (sentence,) = sender.err

@@ -30,8 +30,10 @@ from interop.harness import (
     workspace,
 )
 from interop.ours import LIMIT, Duo, connected, drain, join, pour
+from interop.proxy import FrameProxy
 from interop.seeded import data, digest, random_bytes
-from rnsfast import Identity, Node, PathNotFound
+from rnsfast import Identity, LinkTimeout, Node, PathNotFound
+from rnsfast.wire.pathrequest import PATH_REQUEST_DESTINATION
 
 NAME = "interop.far"
 HELLO = b"through the relay"
@@ -225,8 +227,13 @@ def test_our_ends_meet_over_a_stock_relay(ours_at_the_ends: tuple[Node, Node]) -
 
 # ------------------------------------------------------------ two routes
 @contextmanager
-def square(space: Workspace) -> Iterator[tuple[Node, StockPeer, dict[str, StockPeer]]]:
-    """Our endpoint, two stock relays, one stock destination.  Field case F6."""
+def square(
+    space: Workspace, proxies: dict[str, FrameProxy] | None = None
+) -> Iterator[tuple[Node, StockPeer, dict[str, StockPeer]]]:
+    """Our endpoint, two stock relays, one stock destination.  Field case F6.
+
+    `proxies` gets one for each of our connections.
+    """
     near = {name: free_port() for name in ("north", "south")}
     far = free_port()
     with ExitStack() as stack:
@@ -237,6 +244,10 @@ def square(space: Workspace) -> Iterator[tuple[Node, StockPeer, dict[str, StockP
             )
             for name, port in near.items()
         }
+        if proxies is not None:
+            for name, port in near.items():
+                proxies[name] = stack.enter_context(FrameProxy(port))
+            near = {name: proxy.port for name, proxy in proxies.items()}
         clients = [tcp_client(port, name) for name, port in near.items()]
         yield stack.enter_context(Node(space.config("ours", clients), strict=True)), target, relays
 
@@ -261,6 +272,29 @@ def test_the_relay_of_the_path_dies_and_the_other_one_is_used() -> None:
         relays[used].start()
         for _ in range(10):
             node.connect(dest, *NAME.split("."), timeout=LIMIT).close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attempts", ["one call", "two calls"])
+def test_a_connection_that_swallows_everything_is_given_up_for_the_other(attempts: str) -> None:
+    """The connection stays up, so that only the unanswered request tells."""
+    proxies: dict[str, FrameProxy] = {}
+    with workspace() as space, square(space, proxies) as (node, target, _):
+        dest = bytes.fromhex(target.request("destination", name=NAME, announce=True)["dest"])
+        node.request_path(dest, LIMIT)
+        used = relay_in_use(node, dest)
+        other = "south" if used == "north" else "north"
+        lane = proxies[other].to_target
+        asked = lane.watch(lambda frame: frame.destination == PATH_REQUEST_DESTINATION and dest in frame.raw)
+        proxies[used].swallow()
+        if attempts == "two calls":
+            with pytest.raises(LinkTimeout):
+                node.connect(dest, *NAME.split("."), timeout=2.0)
+            assert asked.wait(LIMIT), "nobody was asked for another path"
+        with node.connect(dest, *NAME.split("."), timeout=30) as link:
+            assert link.is_active and relay_in_use(node, dest) == other and asked.is_set()
+        for state in node.status()["interfaces"]:
+            assert state["state"] == "online", state
 
 
 @pytest.mark.slow
