@@ -360,7 +360,7 @@ class Node(ManagementApi):
 
     def _save_later(self) -> None:
         """On the reactor: save on a callback thread, and again after the interval."""
-        if self._state == "running":
+        if self._state in ("starting", "running"):  # a slow start must not be the end of it
             with self._reactor.turn:
                 self._engine.unix_offset = time.time() - self._reactor.now()  # the clock may have been set
                 self._reactor.enqueue(self._saving, self._save)
