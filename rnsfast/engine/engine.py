@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from math import inf
 from typing import Any, Final
 
 from rnsfast.crypto.ed25519 import SigningKey
 from rnsfast.crypto.entropy import Entropy, system_entropy
-from rnsfast.crypto.hashes import truncated
 from rnsfast.crypto.identity import Identity
 from rnsfast.crypto.x25519 import X25519Key
 from rnsfast.engine.announcing import Announcing
@@ -23,6 +21,7 @@ from rnsfast.engine.destination import Destination, Direction, ProofStrategy
 from rnsfast.engine.disguise import Disguise
 from rnsfast.engine.events import Listener, PacketArrived
 from rnsfast.engine.filter import HashMemory
+from rnsfast.engine.housekeeping import Housekeeping
 from rnsfast.engine.inbound import Inbound, Item, TrafficClass, Unverified
 from rnsfast.engine.known import KnownTable, Path, PathTable
 from rnsfast.engine.link import Link
@@ -32,7 +31,6 @@ from rnsfast.engine.port import Local, Port
 from rnsfast.engine.receipts import LIMIT as RECEIPT_LIMIT
 from rnsfast.engine.receipts import Receipt, Status, packet_timeout
 from rnsfast.engine.settling import Settlement
-from rnsfast.engine.sweep import Round, Sweeper
 from rnsfast.engine.timers import Timers
 from rnsfast.engine.transport.blackhole import Ban, Blackhole
 from rnsfast.engine.transport.transport import Transport
@@ -83,7 +81,6 @@ from rnsfast.wire.proof import parse_proof, proof_packet
 
 HALF_OPEN_LIMIT: Final = 1024  # links of one interface waiting for their RTT packet
 HALF_OPEN_PATIENCE: Final = 15.0  # seconds; then they give way to newer ones at the limit, else the newer are dropped
-HOUSEKEEPING: Final = 300.0  # seconds between cleanings of the tables
 TRANSPORT_HEADER: Final = HEADER_2 | TRANSPORT
 
 _UNFILTERED: Final = frozenset(
@@ -130,7 +127,6 @@ class Engine:
         self.touched: set[Any] = set()  # objects whose waiters may go on; the runtime empties it once a batch
         self.settlements: list[Settlement] = []  # signatures of the batch in hand
         self.timers = Timers()
-        self.sweeper = Sweeper(self.timers)
         self.carries = transport
         self.local_hops_delta = local_hops_delta
         self.membership = Membership(self) if behind_instance else None
@@ -146,44 +142,11 @@ class Engine:
         self.links: dict[bytes, Link] = {}  # by link id, pending ones too
         self.receipts: dict[bytes, Receipt] = {}  # off links, by truncated packet hash; at most receipts.LIMIT
         self.drops: Counter[Drop] = Counter()  # of packets without a port, or whose port is gone
-        self.armed = inf
         self._half_open: dict[Port, dict[Link, None]] = {}  # oldest first; at most HALF_OPEN_LIMIT a port
-        self._next_housekeeping = now + HOUSEKEEPING
         self._nowhere = Port("no interface")
-        self.timers.arm(self, self._next_housekeeping)
-        self._old_paths = Round(lambda: self.paths.paths, self._sweep_paths)
-        self._old_known = Round(lambda: self.known.entries, self._sweep_known)
-        self._banned = Round(lambda: self.known.entries, self._sweep_banned)
+        self._housekeeping = Housekeeping(self, now)
 
     # ------------------------------------------------------------------ time
-
-    def advance(self, now: float) -> float:
-        """Housekeeping, called by the timers. `run_timers` is what the runtime calls."""
-        if now >= self._next_housekeeping:
-            self._next_housekeeping = now + HOUSEKEEPING
-            self.sweeper.begin(self._old_paths, now)
-            self.sweeper.begin(self._old_known, now)
-            self.announcing.clean(now)
-            self.blackhole.clean(now + self.unix_offset)
-        return self._next_housekeeping
-
-    def _sweep_paths(self, destinations: list[bytes], now: float) -> None:
-        self.paths.clean(now + self.unix_offset, destinations)
-
-    def _sweep_known(self, destinations: list[bytes], now: float) -> None:
-        self.known.clean(now + self.unix_offset, self.paths.paths, destinations)
-
-    def _sweep_banned(self, destinations: list[bytes], now: float) -> None:
-        """Give up the paths to destinations of banned identities."""
-        for destination in filter(self._is_banned, destinations):
-            self.paths.drop(destination)
-            if self.transport is not None:
-                self.transport.announces.forget(destination)
-                self.transport.tunnels.forget(destination)
-
-    def _is_banned(self, destination: bytes) -> bool:
-        known = self.known.entries.get(destination)
-        return known is not None and truncated(known.public_key) in self.blackhole.bans
 
     def run_timers(self, now: float) -> float:
         """Do everything that is due. Returns when to call again."""
@@ -206,7 +169,9 @@ class Engine:
     def _take_stored(self, port: Port) -> None:
         """The paths that were stored for an interface, now that it is there. Not those to the banned (trap T14)."""
         for destination, path in self.stored_paths.pop(port.hash, ()):
-            if destination not in self.paths.paths and not (self.blackhole.bans and self._is_banned(destination)):
+            if destination not in self.paths.paths and not (
+                self.blackhole.bans and self._housekeeping.is_banned(destination)
+            ):
                 path.port = port
                 self.paths.put(destination, path)
 
@@ -218,7 +183,7 @@ class Engine:
         port.gone = True
         self._lost(port, now)
         self._half_open.pop(port, None)
-        self.sweeper.begin(self._old_paths, now)  # until it comes by, paths over what is not online are not used
+        self._housekeeping.port_gone(now)
         self.inbound.leave(port)
         if self.transport is not None:
             self.transport.detach(port)
@@ -633,7 +598,7 @@ class Engine:
         """As `ban`, for many at once."""
         self.blackhole.bans.update(bans)
         if bans:
-            self.sweeper.begin(self._banned, now)
+            self._housekeeping.identity_banned(now)
 
     # ------------------------------------------------------------------ what links and receipts report
 
