@@ -263,7 +263,8 @@ def test_a_stock_node_fetches_our_list(space: Workspace) -> None:
     listening = {"blackhole_sources": ours.hash.hex()}
     publishing = {"publish_blackhole": True}
     with sides(space, ours=ours, our_node=publishing, stock_node=listening, banned=SPAMMER) as both:
-        ban = both.stock.request("wait_banned", identity=SPAMMER.hex())["ban"]
+        # It asks 20 s after its start; if that comes to nothing, a minute later.
+        ban = both.stock.request("wait_banned", identity=SPAMMER.hex(), timeout=95)["ban"]
         assert ban == {"source": {"hex": ours.hash.hex()}, "until": None, "reason": "spam"}
 
 

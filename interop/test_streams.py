@@ -70,7 +70,8 @@ def test_a_megabyte_under_every_compression(pair: Duo, kind: str, compression: s
 
 @pytest.mark.parametrize(("kind", "tries"), [("random", 1), ("random", 4), ("text", 1), ("text", 4)])
 def test_a_megabyte_from_the_peer(pair: Duo, kind: str, tries: int) -> None:
-    back(pair, "responder", kind, MEGABYTE, tries)
+    # Every try costs the stock writer a compression of each chunk.
+    back(pair, "responder", kind, MEGABYTE if tries == 1 else MEGABYTE // 3, tries)
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -80,9 +81,13 @@ def test_a_stock_buffered_writer_is_read_whole(pair: Duo, role: Role) -> None:
 
 
 # ------------------------------------------------------------ large
+def is_datagrams(pair: Duo) -> bool:
+    return any(interface.kind == "UDPInterface" for interface in pair.node.interfaces)
+
+
 def large(pair: Duo) -> int:
     """Megabytes. A stock peer takes about one a second in packets of 500 bytes, which is what UDP has."""
-    return 4 if any(interface.kind == "UDPInterface" for interface in pair.node.interfaces) else 20
+    return 4 if is_datagrams(pair) else 20
 
 
 @pytest.mark.slow
@@ -190,13 +195,16 @@ def test_a_writer_of_ours_that_gives_up_leaves_the_peer_without_an_end(pair: Duo
 # ------------------------------------------------------------ side by side
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ROLES)
-def test_ten_links_at_once(pair: Duo, role: Role) -> None:
-    size, readers = 300_000, []
+def test_many_links_at_once(pair: Duo, role: Role) -> None:
+    """Ten, but over datagrams five: their windows together are more than the socket of a busy stock peer holds, and
+    it gives up a link that it hears nothing of for long.
+    """
+    size, readers, count = 300_000, [], 5 if is_datagrams(pair) else 10
     joints = [
         join(pair, role, stock={"echoes": [[1, 2]]}, ours=lambda link: readers.append(link.open_reader(2)))
-        for _ in range(10)
+        for _ in range(count)
     ]
-    contents = [data("random", f"link {number}", size) for number in range(10)]
+    contents = [data("random", f"link {number}", size) for number in range(count)]
     taking = [Task(drain, reader) for reader in readers]
     giving = [Task(pour, joint.link.open_writer(1), content) for joint, content in zip(joints, contents, strict=True)]
     for task in giving:
