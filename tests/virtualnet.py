@@ -58,7 +58,7 @@ class SimNode:
 
     def inbound(self, *aspects: str) -> Destination:
         destination = Destination(Identity(entropy=self.net.random.randbytes), Direction.IN, SINGLE, "test", *aspects)
-        self.engine.register(destination)
+        self.engine.register(destination, self.net.now)
         return destination
 
     def outbound(self, destination: Destination) -> Destination:

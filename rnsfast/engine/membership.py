@@ -5,6 +5,7 @@ Protocol 02, section 12.4.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -31,7 +32,7 @@ class Membership:
         """A new destination of ours. Only SINGLE ones have announces; the others get what everybody gets."""
         if destination.kind == SINGLE:
             self._to_tell[destination] = None
-            self._due = now + SETTLE
+            self._due = min(self._due, now + SETTLE)
             self._engine.timers.arm(self, self._due)
 
     def joined(self, now: float) -> None:
@@ -58,5 +59,6 @@ class Membership:
         told, self._to_tell = self._to_tell, {}
         for destination in told:
             if engine.destinations.get((destination.hash, SINGLE)) is destination:
-                engine.announcing.announce(destination, None, now, port=port, is_path_response=True)
+                with suppress(ValueError):  # it cannot be announced, and whoever tries to is told why
+                    engine.announcing.announce(destination, None, now, port=port, is_path_response=True)
         return inf

@@ -119,6 +119,20 @@ def test_a_program_that_was_only_introduced_is_found_and_nobody_hears_of_it_befo
     link_between(net, at_home.relay, place, one)
 
 
+def test_who_registers_again_and_again_is_introduced_all_the_same(at_home: House) -> None:
+    net, one = at_home.net, at_home.programs[0]
+    places = []
+    for n in range(20):
+        places.append(one.inbound(f"number{n}"))
+        if n == 3:
+            places[-1].app_data = bytes(400)  # more than an announce carries
+        net.run(0.2)
+    paths = at_home.instance.engine.paths
+    assert sum(paths.usable(place.hash) is not None for place in places) >= 17
+    net.run(1.0)
+    assert [n for n, place in enumerate(places) if paths.usable(place.hash) is None] == [3]
+
+
 def test_a_program_finds_what_its_instance_does_not_know(at_home: House) -> None:
     net, (one, _) = at_home.net, at_home.programs
     place = at_home.relay.inbound("unheard")
