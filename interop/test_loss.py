@@ -121,7 +121,7 @@ FAULTS = ["lost data", "lost proof", "repeated data", "repeated proof", "swapped
 def test_one_fault_at_full_speed_stalls_nobody(ours: Side, mtu: str, role: Role, way: str) -> None:
     """One frame of a thousand, well inside the transfer."""
     narrow = OFF if mtu == "500" else {}
-    size = 400_000 if mtu == "500" else 8_000_000
+    size = 400_000 if mtu == "500" else 9_000_000
     with workspace() as space, duo(space, ours=ours, our_node=narrow, stock_node=narrow, proxied=True) as pair:
         data_lane, proof_lane = lanes(pair)["ours"], lanes(pair)["stock"]
         if way == "from the peer":
