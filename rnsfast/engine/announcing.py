@@ -269,6 +269,8 @@ class Announcing:
         destination = announce.destination
         before, hops = paths.paths.get(destination), packet.hops + port.hop
         if before is not None and not before.port.online:
+            if self._may_be_echo(before, packet, hops, announce.random_blob, unix_time):
+                return None
             before = None  # what leads over an interface that is down is worth nothing
         if not takes(before, hops, announce.random_blob, unix_time, port.gravity) and not (
             before is not None and before.is_answer and _is_second_word(before, port, announce.random_blob)
@@ -283,6 +285,17 @@ class Announcing:
         paths.put(destination, path)
         self._requested.pop(destination, None)
         return path
+
+    def _may_be_echo(self, before: Path, packet: Packet, hops: int, blob: bytes, unix_time: float) -> bool:
+        """Whether a copy of an announce that we passed on may come from us: its sender is further away than we are.
+
+        As a path it would lead to somebody who relies on us, and replace the one that is good again when its interface
+        is. Whoever needs a path meanwhile asks for one, and then everything is taken that comes.
+        """
+        if self._engine.transport is None or packet.context == CTX_PATH_RESPONSE:
+            return False
+        farther = hops > before.hops + 1 and blob in before.blobs
+        return farther and not self.is_requested(packet.destination, unix_time - self._engine.unix_offset)
 
     # ------------------------------------------------------------------ path requests
 

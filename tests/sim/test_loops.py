@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.sim.checks import loops, only_newer, passed_on_too_often, rebroadcasts
+from tests.sim.checks import is_rebroadcast, loops, only_newer, passed_on_too_often, rebroadcasts
 from tests.sim.network import Network
 
 
@@ -92,6 +92,51 @@ def test_a_packet_in_a_circle_of_old_ways_ends_there() -> None:
     net.settle()
     assert not list(loops(net, [place])) and all(net.way(node, place)[-1] is target for node in nodes)
     assert net.delivers(c, place)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_echo_is_no_way_around_a_cable_that_is_out_for_a_moment(seed: int) -> None:
+    """c passes on what it has heard of b, and b, whose own way is out just then, does not take that for another way.
+
+    target - a - b - c
+    """
+    net = Network(seed)
+    a, b, c = nodes = net.relays(3)
+    cables = net.line(nodes)
+    target = net.node("target")
+    net.join(target, a)
+    place = net.announce(target)
+    net.run(5.0, lambda: c.engine.paths.usable(place.hash) is not None)
+    heard = [raw for raw in cables[1][1].sent if is_rebroadcast(raw)]
+    assert not heard, "c has not passed it on yet"
+    net.cut(cables[0])
+    net.run(15.0)
+    assert any(is_rebroadcast(raw) for raw in cables[1][1].sent)
+    assert not list(loops(net, [place])) and net.way(b, place) == [b]
+    net.mend(cables[0])
+    assert net.way(c, place) == [c, b, a, target] and net.delivers(c, place)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_neighbour_as_near_as_we_are_is_a_way_around(seed: int) -> None:
+    """Its copy of the announce cannot have come from us.
+
+    target - a - b, and a - d - b
+    """
+    net = Network(seed)
+    a, b, d = net.relays(3)
+    cable = net.join(a, b)
+    net.join(a, d)
+    around = net.join(d, b)
+    target = net.node("target")
+    net.join(target, a)
+    place = net.announce(target)
+    net.run(5.0, lambda: b.engine.paths.usable(place.hash) is not None)
+    assert not any(map(is_rebroadcast, around[0].sent)), "d has not passed it on yet"
+    net.cut(cable)
+    net.run(15.0, lambda: any(map(is_rebroadcast, around[0].sent)))
+    net.run(1.0)
+    assert net.way(b, place) == [b, d, a, target] and net.delivers(b, place)
 
 
 def test_the_same_seed_is_the_same_run() -> None:
