@@ -28,8 +28,11 @@ NAME = "interop.mesh"
 #: Nothing is held back: that is tested elsewhere.
 OPEN = {"ingress_control": "no", "announce_cap": 100, "announce_rate_target": 1, "announce_rate_grace": 1000}
 TRANSMISSIONS = 2  # of one announce by one node on one cable: the first, and a repetition if nobody was heard to go on
-REPEATED = 8.0  # seconds after which no node has a repetition left (protocol 02, section 5)
+NEWS = 2  # how often one announce may be news to a node: again when its own way is gone, or when it has been restarted
+REPEATED = 10.0  # seconds after which no node has a repetition left (protocol 02, section 8)
 TRIES = 12  # questions of two seconds each: a stock client tries a connection that was lost every five
+
+NODES = 5
 
 _numbers = count()
 
@@ -69,18 +72,27 @@ class Place:
 
 
 class Tally:
-    """How often each node has sent each announce over each of its cables. Answers to path requests do not count."""
+    """How often each node has sent each announce over each of its cables. Answers to path requests do not count.
+
+    What a node sends of an announce has the same hops in it until it has learnt another way and been told anew.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._copies: Counter[tuple[tuple[int, int], bytes, bytes]] = Counter()
-        self._of_word: dict[str, set[tuple[bytes, bytes]]] = {}
+        self._copies: dict[tuple[bytes, bytes], Counter[tuple[int, int, int, int]]] = {}
+        self._of_word: dict[str, tuple[bytes, bytes]] = {}
+        self._runs = [0] * NODES
         self.storm = threading.Event()  # somebody has sent a copy too many
 
     def follow(self, lane: Lane, sender: int, receiver: int) -> None:
-        lane.watch(lambda frame: self._note(frame, (sender, receiver)))
+        lane.watch(lambda frame: self._note(frame, sender, receiver))
 
-    def _note(self, frame: Frame, way: tuple[int, int]) -> bool:
+    def restarted(self, n: int) -> None:
+        """What it knew it does not know any more."""
+        with self._lock:
+            self._runs[n] += 1
+
+    def _note(self, frame: Frame, sender: int, receiver: int) -> bool:
         """On the proxy's thread. False: the watch is never over."""
         packet = parse_packet(frame.raw)
         if isinstance(packet, Packet) and packet.flags & 3 == ANNOUNCE and packet.context == CTX_NONE:
@@ -88,32 +100,39 @@ class Tally:
             assert isinstance(announce, Announce)
             which = (announce.destination, announce.random_blob)
             with self._lock:
-                self._copies[(way, *which)] += 1
-                self._of_word.setdefault((announce.app_data or b"").hex(), set()).add(which)
-                if self._copies[(way, *which)] > TRANSMISSIONS:
-                    self.storm.set()
+                self._copies.setdefault(which, Counter())[(sender, receiver, self._runs[sender], packet.hops)] += 1
+                self._of_word[(announce.app_data or b"").hex()] = which
+            if self.too_many():
+                self.storm.set()
         return False
 
-    def copies(self, word: str) -> dict[tuple[int, int], int]:
-        """(sender, receiver) to copies of the one announce that says `word`."""
+    def copies(self, word: str) -> Counter[tuple[int, int]]:
+        """(sender, receiver) to copies of the announce that says `word`."""
         with self._lock:
-            (which,) = self._of_word[word]
-            return {way: n for (way, *rest), n in self._copies.items() if tuple(rest) == which}
+            return self._by_way(self._copies[self._of_word[word]])
+
+    @staticmethod
+    def _by_way(copies: Counter[tuple[int, int, int, int]]) -> Counter[tuple[int, int]]:
+        found: Counter[tuple[int, int]] = Counter()
+        for (sender, receiver, _, _), times in copies.items():
+            found[(sender, receiver)] += times
+        return found
 
     def too_many(self) -> list[str]:
+        found = []
         with self._lock:
-            return [
-                f"{sender} sent {receiver} {n} copies of an announce of {destination.hex()}"
-                for ((sender, receiver), destination, _), n in self._copies.items()
-                if n > TRANSMISSIONS
-            ]
+            for (destination, _), copies in self._copies.items():
+                limits = [(copies, TRANSMISSIONS), (self._by_way(copies), NEWS * TRANSMISSIONS)]
+                for counted, most in limits:
+                    found += [f"{destination.hex()}: {way} {n} times" for way, n in counted.items() if n > most]
+        return found
 
 
 class Mesh:
     """Five nodes, every second one ours, and cables between them: who comes later connects to who was there."""
 
     def __init__(self, space: Workspace, stack: ExitStack, cables: list[tuple[int, int]], ours: set[int]) -> None:
-        sections: dict[int, list[Section]] = {n: [] for n in range(5)}
+        sections: dict[int, list[Section]] = {n: [] for n in range(NODES)}
         self.cables, self.ours, self.tally = cables, ours, Tally()
         for a, b in cables:
             port = free_port()
@@ -123,7 +142,7 @@ class Mesh:
             sections[a].append(tcp_server(port, f"to {b}", **OPEN))
             sections[b].append(tcp_client(proxy.port, f"to {a}", **OPEN))
         self.places: list[Place] = []
-        for n in range(5):
+        for n in range(NODES):
             config = space.config(f"node{n}", sections[n], transport=True)
             self.places.append(Place(OurPeer(config) if n in ours else StockPeer(config)))
         for place in self.places:
@@ -146,6 +165,7 @@ class Mesh:
         for n in victims:
             self.places[n].peer.kill()
         for n in victims:
+            self.tally.restarted(n)
             self.places[n].start()
         self._meet([cable for cable in self.cables if set(cable) & set(victims)])
 
@@ -153,15 +173,15 @@ class Mesh:
         """Returns when everybody has heard everybody: what each node said."""
         # An announce in the same second as an answer is no news to stock nodes (protocol 02, T2).
         threading.Event().wait(1.0 - time.time() % 1.0 + 0.05)
-        words = {n: f"word {next(_numbers)}".encode().hex() for n in range(5)}
+        words = {n: f"word {next(_numbers)}".encode().hex() for n in range(NODES)}
         for n, word in words.items():
             self.places[n].announce(word)
-        for one, other in permutations(range(5), 2):
+        for one, other in permutations(range(NODES), 2):
             self.places[one].hears(self.places[other].dest, words[other])
         return words
 
     def everybody_reaches_everybody(self) -> None:
-        for one, other in permutations(range(5), 2):
+        for one, other in permutations(range(NODES), 2):
             assert self.places[one].delivers(self.places[other].dest), f"{one} does not reach {other}"
 
     def check_copies(self, words: dict[int, str]) -> None:
@@ -172,7 +192,7 @@ class Mesh:
             own = {receiver: times for (sender, receiver), times in copies.items() if sender == n}
             assert own == dict.fromkeys(neighbours, 1), f"{n} sent its own announce {own}"
             reached = {receiver for _, receiver in copies}
-            assert reached >= set(range(5)) - {n}, f"the announce of {n} reached {reached} only"
+            assert reached >= set(range(NODES)) - {n}, f"the announce of {n} reached {reached} only"
         assert not self.tally.too_many()
 
 
@@ -194,7 +214,7 @@ def test_everybody_reaches_everybody_and_does_again_when_nodes_were_killed(mesh:
     """The victims are one of ours and a stock one; in the star, ours is the one in the middle."""
     first = mesh.everybody_announces()
     mesh.everybody_reaches_everybody()
-    mesh.kill(min(mesh.ours), min(set(range(5)) - mesh.ours))
+    mesh.kill(min(mesh.ours), min(set(range(NODES)) - mesh.ours))
     second = mesh.everybody_announces()
     mesh.everybody_reaches_everybody()
     mesh.check_copies(first)
@@ -206,7 +226,7 @@ def test_everybody_reaches_everybody_and_does_again_when_nodes_were_killed(mesh:
 def test_nodes_are_killed_again_and_again(mesh: Mesh) -> None:
     dice = random.Random(17)
     for _ in range(8):
-        mesh.kill(*sorted(dice.sample(range(5), 2)))
+        mesh.kill(*sorted(dice.sample(range(NODES), 2)))
         words = mesh.everybody_announces()
         mesh.everybody_reaches_everybody()
         mesh.check_copies(words)
